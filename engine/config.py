@@ -1,0 +1,133 @@
+"""The engine's settings: one frozen record, read from arguments and environment here and nowhere else.
+
+Arguments win over environment variables (`INFERIX_` and the setting's name in capitals). A wrong setting stops the
+start and is named with what was expected and what was got. Knows no torch: whether a device exists is found out by
+whoever uses it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT_PREFIX = "INFERIX_"
+LOG_LEVELS = ("debug", "info", "warning", "error")
+ENCODERS = ("auto", "h264_nvenc", "h264_qsv", "h264_v4l2m2m", "libx264")
+BYTE_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+
+
+class ConfigError(ValueError):
+    """A setting has a value that the engine cannot work with."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    fd: int  # of the connected socket that leads to the server
+    models: tuple[str, ...] = ("tiny-world",)
+    device: str = "auto"  # auto, cpu, cuda, cuda:1 …
+    threads: int = 1  # of the denoiser; decoding and encoding have threads of their own
+    nice: int = 10  # added to the niceness of the computing threads; playout keeps its own
+    kv_budget_bytes: int | None = None  # for the pages of all worlds together; None: what the worlds admitted need
+    max_worlds: int = 16
+    max_load: float = 0.95  # seconds of computing per second that admission may promise
+    encoder: str = "auto"  # for H.264; auto: the first hardware encoder that encodes a frame, else libx264
+    journal_dir: Path | None = None  # where each world's journal is kept
+    profile: bool = True
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        _check("fd", self.fd, self.fd >= 0, "a file descriptor, 0 or more")
+        _check("models", self.models, bool(self.models) and all(self.models), "at least one model name")
+        _check("threads", self.threads, 1 <= self.threads <= 256, "1 to 256")
+        _check("nice", self.nice, 0 <= self.nice <= 19, "0 to 19")
+        budget = self.kv_budget_bytes
+        _check("kv_budget_bytes", budget, budget is None or budget > 0, "a positive number of bytes")
+        _check("max_worlds", self.max_worlds, 1 <= self.max_worlds <= 1024, "1 to 1024")
+        _check("max_load", self.max_load, 0 < self.max_load <= 16, "above 0, at most 16")
+        _check("encoder", self.encoder, self.encoder in ENCODERS, "one of " + ", ".join(ENCODERS))
+        _check("log_level", self.log_level, self.log_level in LOG_LEVELS, "one of " + ", ".join(LOG_LEVELS))
+        folder = self.journal_dir
+        _check("journal_dir", folder, folder is None or folder.is_dir(), "an existing folder")
+
+    @classmethod
+    def read(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> EngineConfig:
+        """The settings that `arguments` (without the program's name) and `environ` give."""
+        found: dict[str, Any] = {}
+        for name, convert in _CONVERTERS.items():
+            text = environ.get(ENVIRONMENT_PREFIX + name.upper())
+            if text is not None:
+                found[name] = _convert(name, text, convert)
+        given = vars(_parser().parse_args(arguments))
+        found |= {name: _convert(name, text, _CONVERTERS[name]) for name, text in given.items() if text is not None}
+        if "fd" not in found:
+            raise ConfigError("fd: expected --fd with the descriptor of the socket to the server, got none")
+        return cls(**found)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes written as a number with an optional k, m or g: `512m`."""
+    unit = BYTE_UNITS.get(text[-1:].lower(), 1)
+    return int(float(text[:-1] if unit > 1 else text) * unit)
+
+
+def parse_bool(text: str) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in words:
+        raise ValueError(f"expected one of {', '.join(words)}")
+    return words[text.lower()]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
+
+
+_CONVERTERS: dict[str, Callable[[str], Any]] = {
+    "fd": int,
+    "models": _names,
+    "device": str,
+    "threads": int,
+    "nice": int,
+    "kv_budget_bytes": parse_bytes,
+    "max_worlds": int,
+    "max_load": float,
+    "encoder": str,
+    "journal_dir": Path,
+    "profile": parse_bool,
+    "log_level": str,
+}
+assert set(_CONVERTERS) == {field.name for field in fields(EngineConfig)}
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Every argument stays text here; it is converted together with the environment's."""
+    parser = argparse.ArgumentParser(
+        prog="python -m engine", description="The compute side of Inferix.", allow_abbrev=False
+    )
+    parser.add_argument("--fd", help="descriptor of the socket to the server")
+    parser.add_argument("--model", dest="models", help="models to load, separated by commas")
+    parser.add_argument("--device", help="auto, cpu, cuda, cuda:1 …")
+    parser.add_argument("--threads", help="threads of the denoiser")
+    parser.add_argument("--nice", help="added to the niceness of the computing threads")
+    parser.add_argument("--kv-budget", dest="kv_budget_bytes", help="bytes for all caches, as in 512m or 8g")
+    parser.add_argument("--max-worlds", help="worlds at a time at most")
+    parser.add_argument("--max-load", help="seconds of computing per second that admission may promise")
+    parser.add_argument("--encoder", help="for H.264: " + ", ".join(ENCODERS))
+    parser.add_argument("--journal-dir", help="folder where each world's journal is kept")
+    parser.add_argument("--profile", help="whether to time the phases of each block")
+    parser.add_argument("--log-level", help=", ".join(LOG_LEVELS))
+    return parser
+
+
+def _convert(name: str, text: str, convert: Callable[[str], Any]) -> Any:
+    try:
+        return convert(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}, got {text!r}") from error
+
+
+def _check(name: str, value: object, good: bool, expected: str) -> None:
+    if not good:
+        raise ConfigError(f"{name}: expected {expected}, got {value!r}")
