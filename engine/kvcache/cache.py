@@ -1,0 +1,230 @@
+"""One world's view of the cache: which frame lies in which page, what the next block sees, what goes.
+
+    with cache.stage(start, frames) as block:   # pages for the new block; invisible to later blocks until commit
+        ... model.forward(x, t, conditioning, block) ...   # once a step; each rewrites the block's pages
+        block.clean = True
+        ... model.forward(clean, t_context, conditioning, block) ...
+        block.commit()                          # leaving without commit gives the pages back: nothing has happened
+
+Committed pages are never written again, so a fork shares them. Letting go of frames that no later block reads happens
+when a block is staged, and holds whether or not that block succeeds. Knows no model and no noise; see `staged.py` for
+what a model sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.kvcache.policy import Policy
+from engine.kvcache.pool import PagePool
+from engine.kvcache.staged import Shelf, StagedBlock
+from engine.kvcache.tiers import HostTier, PageData
+from engine.layers.attention import Attention, sdpa
+
+# How many pages a world whose cache grows asks for at once, so that its pages lie in long runs.
+GROWTH_PAGES = 48
+
+
+class KVCache:
+    """The pages of one world (one branch of one world, under classifier-free guidance)."""
+
+    def __init__(
+        self,
+        pool: PagePool,
+        policy: Policy,
+        frames_per_block: int,
+        attend: Attention = sdpa,
+        shelf: Shelf | None = None,
+    ) -> None:
+        """Raises PolicyError if the policy cannot hold a block of `frames_per_block` latent frames."""
+        self.pool = pool
+        self.policy = policy.check(frames_per_block)
+        self.frames_per_block = frames_per_block
+        self.attend = attend
+        self.shelf = shelf or Shelf()
+        self.host = HostTier(pool.device)
+        self.origin = 0  # first frame of the sink
+        self.copied_bytes = 0  # written into pages
+        self.gathered_bytes = 0  # moved because the visible pages did not lie in one run, or not as they are read
+        self._pages: dict[int, int] = {}  # frame -> page
+        self._blocks: list[range] = []  # committed blocks of which frames are held
+        self._summaries: dict[int, Tensor] = {}  # frame -> mean key per head (layers, heads, head_dim)
+        self._home: range = range(0)  # the run this world reserved
+        self._spare: list[int] = []  # its pages of that run that hold no frame
+
+    # ------------------------------------------------------------------------------------------ one block
+
+    def stage(self, start: int, frames: int, visible: Sequence[int] | None = None, hidden: int = 0) -> StagedBlock:
+        """Pages for the block at [start, start + frames).
+
+        `visible` replaces the past frames that the policy shows, and nothing is let go of then. The first `hidden`
+        frames of the block are queries only: they get no page and nobody sees their keys (a re-cache behind a sink).
+        Raises CacheFull and takes nothing if the pool has no room.
+        """
+        if visible is None:
+            self._let_go(start, frames)
+            visible = self.policy.visible(start, frames, self.origin)
+        visible = [f for f in visible if f in self]
+        pages = self._take(frames - hidden)
+        return StagedBlock(self, start, frames, visible, pages, hidden)
+
+    def accept(self, block: StagedBlock) -> None:
+        """Make a staged block part of the past (called by its `commit`)."""
+        self.drop(f for f in block.stored if f in self)
+        self._pages.update(zip(block.stored, block.pages, strict=True))
+        self._summaries.update(block.summaries)
+        self._blocks.append(range(block.stored.start, block.stored.stop))
+        after = block.start + block.frames
+        self.host.prefetch(self.policy.visible(after, self.frames_per_block, self.origin))
+
+    def refuse(self, pages: Iterable[int]) -> None:
+        """Take back the pages of a block that was not committed."""
+        for page in pages:
+            self._release(page)
+
+    # ------------------------------------------------------------------------------------------- reading
+
+    def __contains__(self, frame: int) -> bool:
+        return frame in self._pages or frame in self.host
+
+    @property
+    def held(self) -> list[int]:
+        """Frames whose keys and values are kept, on the device or off it, oldest first."""
+        return sorted({*self._pages, *self.host.frames})
+
+    def page_of(self, frame: int) -> int | None:
+        """The device page of a frame; None while it waits in host memory."""
+        return self._pages.get(frame)
+
+    def select(self, layer: int, frames: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Stored keys and values (n, S, heads, head_dim) of any frames held, in the order asked for."""
+        missing = [f for f in frames if f not in self]
+        if missing:
+            raise KeyError(f"frames {missing[:3]} are not in the cache; it holds {self.held[:1]}..{self.held[-1:]}")
+        parts = [self.pool.storage.read(layer, self._planes(layer, f)) for f in frames]
+        return torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts])
+
+    def between(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Stored keys and values of frames [first, end)."""
+        return self.select(layer, range(first, end))
+
+    def candidates(self, visible: Sequence[int]) -> list[range]:
+        """Blocks none of whose frames is visible: what top-k selection chooses from."""
+        shown = set(visible)
+        return [b for b in self._blocks if all(f in self and f not in shown for f in b)]
+
+    def summary(self, frame: int) -> Tensor:
+        """Mean key per head, (layers, heads, head_dim)."""
+        return self._summaries[frame]
+
+    def bytes_by_tier(self) -> dict[str, int]:
+        """Bytes this world holds: pages on the device (reserved ones included) and in host memory."""
+        pages = len(self._pages) + len(self._spare)
+        return {"device": pages * self.pool.format.page_bytes, "host": self.host.used_bytes}
+
+    # ------------------------------------------------------------------------------------ life and copies
+
+    def drop(self, frames: Iterable[int]) -> None:
+        """Let go of frames for good."""
+        gone = [f for f in frames if f in self]
+        for frame in gone:
+            if frame in self._pages:
+                self._release(self._pages.pop(frame))
+            self._summaries.pop(frame, None)
+        self.host.drop(gone)
+        self._blocks = [b for b in self._blocks if any(f in self for f in b)]
+
+    def fork(self) -> KVCache:
+        """A second cache that shares every page until the two differ."""
+        twin = KVCache(self.pool, self.policy, self.frames_per_block, self.attend, self.shelf)
+        self.pool.share(list(self._pages.values()))
+        twin._pages, twin._blocks, twin._summaries = dict(self._pages), list(self._blocks), dict(self._summaries)
+        twin.host, twin.origin = self.host.copy(), self.origin
+        return twin
+
+    def close(self) -> None:
+        """Give every page back."""
+        self.drop(self.held)
+        self.pool.give_back(self._spare)
+        self._spare, self._home = [], range(0)
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Everything held, as tensors; `restore` on an empty cache of the same format makes the same cache of it."""
+        held = self.held
+        pages = [self._page_data(f) for f in held]
+        state = {f"page.{name}": torch.stack([p[name] for p in pages]) for name in (pages[0] if pages else {})}
+        if self._summaries:
+            state["summaries"] = torch.stack([self._summaries[f] for f in held])
+        blocks = [(b.start, b.stop) for b in self._blocks]
+        state["frames"] = torch.tensor(held, dtype=torch.int64)
+        state["blocks"] = torch.tensor(blocks, dtype=torch.int64).view(-1, 2)
+        state["origin"] = torch.tensor(self.origin)
+        return state
+
+    def restore(self, state: dict[str, Tensor]) -> None:
+        """Fill this cache, which must be empty, from a snapshot. Raises CacheFull if the pool is too small."""
+        assert not self.held, "restore into an empty cache"
+        frames = [int(f) for f in state["frames"]]
+        pages = self._take(len(frames))
+        for name, plane in self.pool.storage.planes.items():
+            if frames:
+                plane[:, torch.tensor(pages)] = state[f"page.{name}"].transpose(0, 1).to(plane.device)
+        self._pages = dict(zip(frames, pages, strict=True))
+        self._blocks = [range(int(a), int(b)) for a, b in state["blocks"]]
+        self.origin = int(state["origin"])
+        if "summaries" in state:
+            summaries = state["summaries"].to(self.pool.device)
+            self._summaries = {f: summaries[i] for i, f in enumerate(frames)}
+
+    # ---------------------------------------------------------------------------------------------- pages
+
+    def _let_go(self, start: int, frames: int) -> None:
+        keep = set(self.policy.keep(self.held, start, frames, self.origin))
+        self.drop(f for f in self.held if f not in keep)
+        if self.policy.offload == "host":
+            shown = set(self.policy.visible(start, frames, self.origin))
+            for frame in [f for f in self._pages if f not in shown]:
+                self.host.put(frame, self._page_data(frame))
+                self._release(self._pages.pop(frame))
+
+    def _take(self, count: int) -> list[int]:
+        """Pages for new frames: from the run this world has reserved, or from a new one."""
+        if len(self._spare) < count:
+            self._reserve(count)
+        if len(self._spare) < count:
+            return self.pool.take(count, max(self._pages.values(), default=-1))
+        taken, self._spare = self._spare[:count], self._spare[count:]
+        return taken
+
+    def _reserve(self, count: int) -> None:
+        """Reserve a run if the pool has room for one; a bounded cache asks once for all it will ever hold."""
+        most = self.policy.most_held(self.frames_per_block)
+        growing = most is None or self.policy.offload == "host"
+        wanted = max(count, GROWTH_PAGES - GROWTH_PAGES % count if growing or most is None else most)
+        self.pool.give_back(self._spare)
+        self._spare = []
+        if self.pool.free >= wanted:
+            run = self.pool.take(wanted, after=self._home[-1] if growing and self._home else -1)
+            self._spare, self._home = sorted(run), range(min(run), max(run) + 1)
+
+    def _release(self, page: int) -> None:
+        if page in self._home and self.pool.references(page) == 1:
+            self._spare = sorted([*self._spare, page])
+        else:
+            self.pool.give_back([page])
+
+    def _planes(self, layer: int, frame: int) -> PageData:
+        """One frame of one layer, plane by plane: (1, ...)."""
+        page = self._pages.get(frame)
+        if page is None:
+            return self.host.layer([frame], layer)
+        return {name: plane[layer, page : page + 1] for name, plane in self.pool.storage.planes.items()}
+
+    def _page_data(self, frame: int) -> PageData:
+        page = self._pages.get(frame)
+        if page is None:
+            return self.host.page(frame)
+        return {name: plane[:, page].clone() for name, plane in self.pool.storage.planes.items()}

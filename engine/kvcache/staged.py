@@ -1,0 +1,264 @@
+"""A block being made, as its model sees it: the `Context` that joins the block's own keys with those of the past.
+
+Attention over the cache is attention over a set of pages. When the visible pages and the block's own lie in one run of
+pages that can be read as they are, that run is attended to in place. Otherwise the visible ones are brought into a
+workspace, once per block and layer, with room for the block's own behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from engine.models import Context, Expand, Rotate
+
+if TYPE_CHECKING:
+    from engine.kvcache.cache import KVCache
+
+
+class StagedBlock:
+    """The block at [start, start + frames); see `KVCache.stage`."""
+
+    def __init__(
+        self, cache: KVCache, start: int, frames: int, visible: list[int], pages: list[int], hidden: int
+    ) -> None:
+        self.clean = False  # True during the pass whose keys and values stay
+        self.start, self.frames = start, frames
+        self.stored = range(start + hidden, start + frames)
+        self.pages = pages
+        self.summaries: dict[int, Tensor] = {}
+        self._cache, self._visible, self._hidden = cache, visible, hidden
+        self._open = True
+        device = cache.pool.device
+        self._page_index = torch.tensor(pages, device=device)
+        self._positions = self._count_positions(visible, device)
+        self._slab = self._find_slab()
+        self._workspace: Workspace | None = None
+        self._past_tokens: dict[int, int] = {}  # layer -> tokens of the past that lie in the workspace
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    # ------------------------------------------------------------------------------------- what a model calls
+
+    def shard(self, tokens: Tensor) -> Tensor:
+        return tokens
+
+    def unshard(self, tokens: Tensor) -> Tensor:
+        return tokens
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotate: Rotate | None) -> Tensor:
+        """Attention of (1, F, S, heads, head_dim) queries over the visible past and the block itself."""
+        rotate = rotate or _unrotated
+        q, turned = rotate(q, self._positions), rotate(k, self._positions)
+        kept = k if self._cache.policy.positions == "window" else turned
+        self._store(layer, kept, v)
+        if self._slab is not None:
+            return self._attend(q, *self._in_place(layer))
+        self._bring_past(layer, q, rotate if self._cache.policy.positions == "window" else None, None)
+        return self._attend(q, *self._join(layer, turned, v))
+
+    def attend_latent(self, layer: int, q: Tensor, latent: Tensor, expand: Expand, rotate: Rotate | None) -> Tensor:
+        """The same with one latent (1, F, S, R) per token in the cache, of which `expand` makes keys and values."""
+        rotate = rotate or _unrotated
+        self._store(layer, latent.unsqueeze(3), latent.unsqueeze(3))
+        k, v = expand(latent)
+        q = rotate(q, self._positions)
+        self._bring_past(layer, q, rotate, expand)
+        return self._attend(q, *self._join(layer, rotate(k, self._positions), v))
+
+    # ------------------------------------------------------------------------------------------- its end
+
+    def commit(self) -> None:
+        """Keep what the clean pass wrote; the block is part of the past from now on."""
+        assert self._open and self.clean, "commit follows the clean pass, once"
+        self._open = False
+        self._put_workspace_back()
+        self._cache.accept(self)
+
+    def abort(self) -> None:
+        """Give the pages back, unless the block was committed."""
+        if self._open:
+            self._open = False
+            self._put_workspace_back()
+            self._cache.refuse(self.pages)
+
+    # ------------------------------------------------------------------------------------------ positions
+
+    def _count_positions(self, past: Sequence[int], device: torch.device) -> Tensor:
+        if self._cache.policy.positions == "absolute":
+            return torch.arange(self.start, self.start + self.frames, device=device)
+        first = len(past) - self._hidden
+        return torch.arange(first, first + self.frames, device=device)
+
+    def _past_positions(self, past: Sequence[int]) -> Tensor:
+        if self._cache.policy.positions == "absolute":
+            return torch.tensor(past, device=self._cache.pool.device)
+        return torch.arange(len(past), device=self._cache.pool.device)
+
+    # -------------------------------------------------------------------------------------------- storage
+
+    def _find_slab(self) -> range | None:
+        """The run of pages that is exactly what is visible, if there is one that can be attended to as it lies."""
+        cache = self._cache
+        if not cache.pool.storage.direct or cache.policy.positions == "window" or cache.policy.topk:
+            return None
+        past = [cache.page_of(f) for f in self._visible]
+        pages = sorted(p for p in (*past, *self.pages) if p is not None)
+        run = range(pages[0], pages[-1] + 1)
+        return run if None not in past and len(run) == len(pages) else None
+
+    def _store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Write the block's pages: at each step when they are attended to in place, else in the clean pass only."""
+        if self._slab is None and not self.clean:
+            return
+        k, v = k[0, self._hidden :], v[0, self._hidden :]
+        self._cache.pool.storage.write(layer, self._page_index, k, v)
+        self._cache.copied_bytes += 2 * k.numel() * k.element_size()
+        if self.clean and self._cache.policy.topk:
+            self._summarise(layer, k.mean(1))
+
+    def _summarise(self, layer: int, means: Tensor) -> None:
+        layers = self._cache.pool.format.geometry.layers
+        for i, frame in enumerate(self.stored):
+            if frame not in self.summaries:
+                self.summaries[frame] = means.new_zeros((layers, *means.shape[1:]))
+            self.summaries[frame][layer] = means[i]
+
+    def _in_place(self, layer: int) -> tuple[Tensor, Tensor]:
+        assert self._slab is not None
+        planes, run = self._cache.pool.storage.planes, slice(self._slab.start, self._slab.stop)
+        return planes["k"][layer, run].flatten(0, 1)[None], planes["v"][layer, run].flatten(0, 1)[None]
+
+    # ------------------------------------------------------------------------------------------ workspace
+
+    def _bring_past(self, layer: int, q: Tensor, rotate: Rotate | None, expand: Expand | None) -> None:
+        """Put the visible past of one layer into the workspace, the first time this block asks for it."""
+        if layer in self._past_tokens:
+            return
+        past = self._choose(layer, q)
+        self._past_tokens[layer] = len(past) * self._cache.pool.format.geometry.tokens
+        if not past:
+            return
+        k, v = self._cache.select(layer, past)
+        if expand is not None:
+            k, v = (x[0] for x in expand(k.squeeze(2)[None]))
+        if rotate is not None:
+            k = rotate(k[None], self._past_positions(past))[0]
+        self._workspace_for(layer).fill(layer, 0, k.flatten(0, 1), v.flatten(0, 1))
+        self._cache.gathered_bytes += 2 * k.numel() * k.element_size()
+
+    def _choose(self, layer: int, q: Tensor) -> list[int]:
+        """The visible frames, and the blocks that this layer's queries score highest among those out of sight."""
+        candidates = self._cache.candidates(self._visible) if self._cache.policy.topk else []
+        if not candidates:
+            return self._visible
+        keys = torch.stack([torch.stack([self._cache.summary(f)[layer] for f in b]).mean(0) for b in candidates])
+        query = q.mean((0, 1, 2)).reshape(keys.shape[1], -1, q.shape[-1]).mean(1)  # (kv_heads, head_dim)
+        scores = (keys * query).sum((1, 2))
+        best = scores.topk(min(self._cache.policy.topk, len(candidates))).indices.tolist()
+        chosen = {f for i in best for f in candidates[i]}
+        if self._cache.policy.positions == "window":
+            self._positions = self._count_positions([*self._visible, *chosen], self._positions.device)
+        return sorted(chosen.union(self._visible))
+
+    def _join(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        past = self._past_tokens[layer]
+        k, v = k[0, self._hidden :].flatten(0, 1), v[0, self._hidden :].flatten(0, 1)
+        workspace = self._workspace_for(layer)
+        workspace.fill(layer, past, k, v)
+        return workspace.read(layer, past + k.shape[0])
+
+    def _workspace_for(self, layer: int) -> Workspace:
+        if self._workspace is None:
+            g, form = self._cache.pool.format.geometry, self._cache.pool.format
+            extra = self._cache.policy.topk * self._cache.frames_per_block
+            tokens = (len(self._visible) + extra + len(self.stored)) * g.tokens
+            shape = (g.layers, 1, tokens, g.heads, g.head_dim)
+            self._workspace = self._cache.shelf.take(shape, form.dtype, self._cache.pool.device)
+        return self._workspace
+
+    def _put_workspace_back(self) -> None:
+        if self._workspace is not None:
+            self._cache.shelf.put_back(self._workspace)
+            self._workspace = None
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self._cache.attend(q.flatten(1, 2), k, v).reshape(q.shape)
+
+
+class Batch:
+    """Several worlds' blocks in one forward pass: each row of the batch attends through its own context."""
+
+    def __init__(self, parts: Sequence[Context]) -> None:
+        self._parts = parts
+
+    def shard(self, tokens: Tensor) -> Tensor:
+        return self._parts[0].shard(tokens)
+
+    def unshard(self, tokens: Tensor) -> Tensor:
+        return self._parts[0].unshard(tokens)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotate: Rotate | None) -> Tensor:
+        rows = (slice(i, i + 1) for i in range(len(self._parts)))
+        return torch.cat(
+            [part.attend(layer, q[i], k[i], v[i], rotate) for part, i in zip(self._parts, rows, strict=True)]
+        )
+
+    def attend_latent(self, layer: int, q: Tensor, latent: Tensor, expand: Expand, rotate: Rotate | None) -> Tensor:
+        rows = (slice(i, i + 1) for i in range(len(self._parts)))
+        return torch.cat(
+            [
+                part.attend_latent(layer, q[i], latent[i], expand, rotate)
+                for part, i in zip(self._parts, rows, strict=True)
+            ]
+        )
+
+
+class Workspace:
+    """Keys and values of all layers in the order they were filled in."""
+
+    def __init__(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+        self.k, self.v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+
+    def fits(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> bool:
+        layers, _, tokens, heads, dim = self.k.shape
+        return (layers, heads, dim) == (shape[0], *shape[3:]) and tokens >= shape[2] and self.k.dtype == dtype
+
+    def fill(self, layer: int, at: int, k: Tensor, v: Tensor) -> None:
+        """Write (tokens, heads, head_dim) from token `at` on."""
+        self.k[layer, 0, at : at + k.shape[0]] = k
+        self.v[layer, 0, at : at + v.shape[0]] = v
+
+    def read(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
+        return self.k[layer, :, :tokens], self.v[layer, :, :tokens]
+
+
+class Shelf:
+    """Workspaces between uses: as many as are ever in use at once, shared by all worlds of an engine."""
+
+    def __init__(self) -> None:
+        self._free: list[Workspace] = []
+
+    def take(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> Workspace:
+        for i, workspace in enumerate(self._free):
+            if workspace.fits(shape, dtype):
+                return self._free.pop(i)
+        self._free.clear()  # all are too small: a growing cache never needs them again
+        return Workspace(shape, dtype, device)
+
+    def put_back(self, workspace: Workspace) -> None:
+        self._free.append(workspace)
+
+
+def _unrotated(x: Tensor, frames: Tensor) -> Tensor:
+    return x

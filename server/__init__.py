@@ -1,0 +1,1 @@
+"""Inferix, the control plane: sessions, viewers and outputs of worlds that an engine process makes. Imports no torch."""
