@@ -1,0 +1,151 @@
+"""The five measures that need no weights: sharpness, smooth motion, colour, and the looks of background and subject.
+
+Clarity, motion and aesthetic are marks of each part by itself; background and subject are likeness to the first part
+of the video, so that a slow change is seen although neighbouring frames hardly differ. Every frame is judged as the
+middle of three, one frame late.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.lvbench.appearance import Descriptor, describe_background, describe_subject, likeness, mean_descriptor
+from engine.lvbench.measures import MeasureSet, PartMeans, Scores
+from engine.lvbench.motion import MotionReader, smoothness
+from engine.lvbench.pixels import Floats, colour_quality, luma_of, sharpness
+from engine.lvbench.video import VideoFrame
+
+BRIGHTEST = 255.0
+FULL_SHARPNESS = 2.8  # what sharpness() reads on white noise
+
+
+class ClassicMeasures:
+    """`Measures` without weights; see the module's docstring."""
+
+    name: MeasureSet = "classic"
+
+    def __init__(self, parts: int) -> None:
+        self._parts = parts
+        self._clarity, self._motion, self._colour = PartMeans(parts), PartMeans(parts), PartMeans(parts)
+        self._residual = PartMeans(parts)
+        self._background = LikenessTrack(parts)
+        self._moving, self._centre = LikenessTrack(parts), LikenessTrack(parts)
+        self._mask: Floats | None = None
+        self._reader: MotionReader | None = None
+        self._before: _Seen | None = None
+        self._middle: _Seen | None = None
+
+    def observe(self, part: int, frame: VideoFrame, *, sampled: bool) -> None:
+        seen = _Seen(part, frame, sampled)
+        if self._before is not None and self._middle is not None:
+            self._judge(self._before, self._middle, seen)
+        self._before, self._middle = self._middle, seen
+
+    def finish(self) -> Scores:
+        notes = []
+        subject = self._moving
+        if not subject.covers_all_parts():
+            subject = self._centre
+            notes.append("nothing moved on its own in every part: subject is the middle of the picture")
+        return Scores(
+            curves={
+                "clarity": self._clarity.curve(),
+                "motion": smoothness(self._motion.curve()),
+                "aesthetic": self._colour.curve(),
+                "background": self._background.curve(),
+                "subject": subject.curve(),
+            },
+            vbench={
+                "subject_consistency": subject.consistency(),
+                "background_consistency": self._background.consistency(),
+                "motion_smoothness": 1.0 - self._residual.mean() / BRIGHTEST,
+                "aesthetic_quality": self._colour.mean(),
+                "imaging_quality": self._clarity.mean(),
+            },
+            notes=notes,
+        )
+
+    def _judge(self, before: "_Seen", middle: "_Seen", after: "_Seen") -> None:
+        if self._reader is None:
+            self._reader = MotionReader(*middle.grey.shape)
+        span = after.frame.time_s - before.frame.time_s
+        at = (middle.frame.time_s - before.frame.time_s) / span if span > 0 else 0.5
+        passage = self._reader.read(before.grey, middle.grey, after.grey, at)
+        self._motion.add(middle.part, passage.misplaced_px, passage.evidence)
+        self._residual.add(middle.part, passage.residual)
+        self._mask = passage.mask if passage.mask is not None else self._mask
+        if middle.sampled:
+            self._judge_picture(middle)
+
+    def _judge_picture(self, seen: "_Seen") -> None:
+        grey = seen.grey.astype(np.float32)
+        self._clarity.add(seen.part, min(1.0, sharpness(seen.frame.luma) / FULL_SHARPNESS))
+        self._colour.add(seen.part, colour_quality(seen.frame.small))
+        mask = self._mask if self._mask is not None else np.zeros_like(grey)
+        self._background.add(seen.part, describe_background(grey, mask))
+        self._moving.add(seen.part, describe_subject(grey, mask))
+        self._centre.add(seen.part, describe_subject(grey, centre_mask(*grey.shape)))
+
+
+def create(parts: int, weights_dir: Path | None) -> ClassicMeasures:
+    """The measures; there are no weights to look for in `weights_dir`."""
+    return ClassicMeasures(parts)
+
+
+class LikenessTrack:
+    """Likeness of each part to the first one, and VBench's consistency (mean likeness to the first and to the
+    previous sample).
+
+    Keeps the samples of the first part and one more, whatever the video's length. A sample of the first part is
+    compared with the mean of the others, so that the first part is judged as strictly as the rest.
+    """
+
+    def __init__(self, parts: int) -> None:
+        self._means = PartMeans(parts)
+        self._seen = np.zeros(parts, dtype=bool)
+        self._first_part: list[Descriptor] = []
+        self._anchor: Descriptor | None = None
+        self._previous: Descriptor | None = None
+        self._steps = PartMeans(1)
+
+    def add(self, part: int, descriptor: Descriptor | None) -> None:
+        if descriptor is None:
+            return
+        self._seen[part] = True
+        if self._previous is not None:
+            to_first = likeness(self._first_part[0] if self._first_part else self._previous, descriptor)
+            self._steps.add(0, 0.5 * (to_first + likeness(self._previous, descriptor)))
+        self._previous = descriptor
+        if part == 0:
+            self._first_part.append(descriptor)
+        elif self._first_part:
+            if self._anchor is None:
+                self._anchor = mean_descriptor(self._first_part)
+            self._means.add(part, likeness(self._anchor, descriptor))
+
+    def covers_all_parts(self) -> bool:
+        return bool(self._seen.all()) and len(self._first_part) > 1
+
+    def curve(self) -> NDArray[np.float64]:
+        for index, descriptor in enumerate(self._first_part):
+            others = self._first_part[:index] + self._first_part[index + 1 :]
+            self._means.add(0, likeness(mean_descriptor(others), descriptor) if others else 1.0)
+        return self._means.curve()
+
+    def consistency(self) -> float:
+        return self._steps.mean()
+
+
+class _Seen:
+    """A frame with its part and its grey small picture."""
+
+    def __init__(self, part: int, frame: VideoFrame, sampled: bool) -> None:
+        self.part, self.frame, self.sampled = part, frame, sampled
+        self.grey = luma_of(frame.small).round().astype(np.uint8)
+
+
+def centre_mask(height: int, width: int) -> Floats:
+    """An ellipse over the middle of the picture, 1 inside: what is judged when no subject shows itself by moving."""
+    y, x = np.ogrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j]
+    return np.asarray((x / 0.45) ** 2 + (y / 0.6) ** 2 < 1.0, dtype=np.float32)

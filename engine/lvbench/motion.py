@@ -1,0 +1,121 @@
+"""Motion between neighbouring frames: how well the middle one of three follows from its neighbours, and which pixels
+move on their own.
+
+Needs OpenCV (dense flow by inverse search, DIS). Works on small luma; lengths are pixels of that picture.
+"""
+
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.lvbench.pixels import Floats
+
+Flow = NDArray[np.float32]  # (H, W, 2), x then y, in pixels
+Bytes = NDArray[np.uint8]
+
+HALF_ERROR_PX = 0.75  # the misplacement of the middle frame that halves the marks for motion
+MOVING_PX = 0.5  # slower than this, a pixel counts as standing
+STANDING_WEIGHT = 0.01
+LARGEST_SUBJECT = 0.5  # a moving region beyond this share of the picture is no subject
+SMALLEST_SUBJECT = 0.003
+
+
+@dataclass(frozen=True)
+class Passage:
+    """What three frames tell of the middle one: how far it is misplaced and how much moved that could be (`evidence`,
+    for weighting), the plain prediction error `residual` in grey levels, and the `mask` of what moves on its own.
+    """
+
+    misplaced_px: float
+    evidence: float
+    residual: float
+    mask: Floats | None
+
+
+class MotionReader:
+    """Reads triples of frames. Keeps the flow estimator and its grid, nothing of the video."""
+
+    def __init__(self, height: int, width: int) -> None:
+        self._dis = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_FAST)
+        self._xs, self._ys = np.meshgrid(np.arange(width, dtype=np.float32), np.arange(height, dtype=np.float32))
+        self._coarse_is_enough = min(height, width) < 24  # DIS needs patches of 8 at two scales
+
+    def read(self, before: Bytes, middle: Bytes, after: Bytes, at: float) -> Passage:
+        """`at` in (0, 1): where in time the middle frame lies between the others."""
+        if self._coarse_is_enough:
+            flow = np.zeros((*middle.shape, 2), dtype=np.float32)
+        else:
+            # the stub does not know that None asks for a new array; an array would be taken as a first guess
+            flow = np.asarray(self._dis.calc(before, after, None), dtype=np.float32)  # type: ignore[call-overload]
+        past = self._moved(before, flow, -at)
+        future = self._moved(after, flow, 1.0 - at)
+        misplaced, evidence = _misplacement(middle, past, future, np.hypot(flow[..., 0], flow[..., 1]))
+        blend = (1.0 - at) * past + at * future
+        return Passage(misplaced, evidence, float(np.abs(blend - middle).mean()), independent_motion(flow))
+
+    def _moved(self, picture: Bytes, flow: Flow, by: float) -> Floats:
+        """The picture as the flow says it looks at the middle frame's time."""
+        xs, ys = self._xs + by * flow[..., 0], self._ys + by * flow[..., 1]
+        moved = cv2.remap(picture.astype(np.float32), xs, ys, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
+        return np.asarray(moved, dtype=np.float32)
+
+
+def smoothness(misplaced_px: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Marks in 0..1 for middle frames misplaced by so many pixels."""
+    return 1.0 / (1.0 + misplaced_px / HALF_ERROR_PX)
+
+
+def independent_motion(flow: Flow) -> Floats | None:
+    """The pixels that do not follow the camera, as a mask (H, W) of 0 and 1; None when nothing does.
+
+    The camera is an affine motion fitted to the flow by reweighted least squares, which gives a subject of under half
+    the picture no say.
+    """
+    own = flow - _camera_motion(flow)
+    speed = np.hypot(own[..., 0], own[..., 1])
+    threshold = max(MOVING_PX, 0.4 * float(np.quantile(speed, 0.98)))
+    moving = (speed > threshold).astype(np.uint8)
+    moving = cv2.morphologyEx(moving, cv2.MORPH_OPEN, np.ones((3, 3), np.uint8))
+    moving = cv2.morphologyEx(moving, cv2.MORPH_CLOSE, np.ones((5, 5), np.uint8))
+    share = float(moving.mean())
+    if not SMALLEST_SUBJECT < share < LARGEST_SUBJECT:
+        return None
+    return np.asarray(moving, dtype=np.float32)
+
+
+def _misplacement(middle: Bytes, past: Floats, future: Floats, speed: Floats) -> tuple[float, float]:
+    """(pixels, evidence): the error of the better prediction, grey levels over grey levels per pixel, weighted by
+    motion.
+
+    What is hidden in one neighbour shows in the other, so the better of the two forgives covering and uncovering; a
+    frame shown at the wrong time fits neither. Dividing by the slope cancels contrast and most of a blur.
+    """
+    picture = middle.astype(np.float32)
+    dy, dx = np.gradient(picture)
+    weight = speed / (speed + MOVING_PX) + STANDING_WEIGHT
+    error = float((weight * np.minimum(np.abs(past - picture), np.abs(future - picture))).sum())
+    evidence = float((weight * (np.hypot(dx, dy) + 1.0)).sum())
+    return error / evidence, evidence
+
+
+def _camera_motion(flow: Flow, rounds: int = 4) -> Flow:
+    height, width = flow.shape[:2]
+    step = max(1, min(height, width) // 24)
+    ys, xs = np.mgrid[0:height:step, 0:width:step].astype(np.float32)
+    basis = _affine_basis(xs.ravel() / width, ys.ravel() / height)  # (n, 3)
+    moves = flow[::step, ::step].reshape(-1, 2)
+    weights = np.ones(len(moves), dtype=np.float32)
+    for _ in range(rounds):
+        weighted = basis * weights[:, None]
+        fit = np.linalg.lstsq(weighted.T @ basis, weighted.T @ moves, rcond=None)[0]  # (3, 2)
+        error = np.linalg.norm(moves - basis @ fit, axis=1)
+        weights = 1.0 / (0.05 + error) ** 2
+    full_ys, full_xs = np.mgrid[0:height, 0:width].astype(np.float32)
+    camera = _affine_basis(full_xs.ravel() / width, full_ys.ravel() / height) @ fit
+    return np.asarray(camera.reshape(height, width, 2), dtype=np.float32)
+
+
+def _affine_basis(xs: Floats, ys: Floats) -> Floats:
+    return np.stack([np.ones_like(xs), xs, ys], axis=1)
