@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from engine.models.wan import WanConfig, WanTransformer
+from engine.models.wan_vae import VaeConfig, WanVae
 
 ROOT = Path(__file__).parent.parent
 TOLERANCE = 1e-4
@@ -86,3 +87,17 @@ def close(got: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
 def per_frame(latents: Tensor) -> Tensor:
     """(B, C, F, H, W) <-> (B, F, C, H, W)."""
     return latents.transpose(1, 2)
+
+
+def vae(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> WanVae:
+    """The autoencoder of a case in float32, its weights loaded strictly."""
+    sizes = VaeConfig(
+        dim=config["dim"],
+        z_dim=config["z_dim"],
+        dim_mult=tuple(config["dim_mult"]),
+        num_res_blocks=config["num_res_blocks"],
+        temporal_down=tuple(config["temperal_downsample"]),  # as the reference spells it
+    )
+    module = WanVae(sizes)
+    module.load_state_dict(dict(weights), strict=True)
+    return module.eval().requires_grad_(False)
