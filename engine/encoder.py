@@ -1,8 +1,8 @@
 """One picture in, its packets out: PyAV encoders set up for live use, chosen by trying them.
 
 H.264 is constrained baseline without B frames, parameter sets repeated at every IDR (a viewer may join at any of them),
-one slice a picture, rate held by a half-second buffer. VP8 is libvpx in its real-time mode. Knows no world, no clock and
-no viewers; timestamps come with each picture. An encoder belongs to the one thread that calls it.
+one slice a picture, rate held by a half-second buffer. VP8 is libvpx in its real-time mode. Knows no world, no clock
+and no viewers; timestamps come with each picture. An encoder belongs to the one thread that calls it.
 """
 
 from __future__ import annotations

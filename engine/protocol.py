@@ -206,9 +206,9 @@ class WorldChanged(Message, frozen=True):
 class Packet(Message, frozen=True):
     """One encoded picture. H.264 data is Annex B.
 
-    `media_ms` is the picture's media time: its place in the world, the same in every replay. `pts` (90 kHz) is when it was
-    due to be shown, counted from the world's first frame: media time plus all stalls and pauses until then, so it runs
-    with the wall clock. A picture is sent twice only when a keyframe is wanted while nothing new comes.
+    `media_ms` is the picture's media time: its place in the world, the same in every replay. `pts` (90 kHz) is when it
+    was due to be shown, counted from the world's first frame: media time plus all stalls and pauses until then, so it
+    runs with the wall clock. A picture is sent twice only when a keyframe is wanted while nothing new comes.
     """
 
     world: str
