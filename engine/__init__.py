@@ -13,6 +13,6 @@ How one block travels, in the order of the files:
  9. `decoder.py`    latents to pictures
 10. `playout.py`    each picture at its media time, through `encoder.py`, once per world
 
-Beside the path: `weights.py` (checkpoints), `profiler.py`, `journal.py` (replay), `parallel/` (one world on many ranks),
+Beside the path: `weights.py` (checkpoints), `profiler.py`, `journal.py` (replay), `parallel/` (a world on many ranks),
 `lvbench/` (does it drift?) and `training/` (where the shipped model comes from).
 """

@@ -17,9 +17,10 @@ MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 MAX_PROMPT_CHARS = 2000
 T = TypeVar("T")
 CLOCK_HZ = 90_000  # media times and packet timestamps, as in RTP
+ACTION_HOLD_S = 2.0  # an action that is not renewed for this long is released
 
 Signal = Literal["prompt", "action"]
-PromptMode = Literal["cut", "blend", "recache"]
+PromptMode = Literal["auto", "cut", "blend", "recache"]  # auto: the way the model is best at
 Codec = Literal["h264", "vp8"]
 WorldState = Literal["starting", "running", "paused", "stopping", "ended", "failed"]
 
@@ -40,7 +41,7 @@ class PromptChange(Message, frozen=True):
 
     at_s: float
     text: str
-    mode: PromptMode = "cut"
+    mode: PromptMode = "auto"
     over_blocks: int = 4
 
 

@@ -202,12 +202,11 @@ class KVCache:
     def _reserve(self, count: int) -> None:
         """Reserve a run if the pool has room for one; a bounded cache asks once for all it will ever hold."""
         most = self.policy.most_held(self.frames_per_block)
-        growing = most is None or self.policy.offload == "host"
-        wanted = max(count, GROWTH_PAGES - GROWTH_PAGES % count if growing or most is None else most)
+        wanted = max(count, GROWTH_PAGES - GROWTH_PAGES % count if most is None else most)
         self.pool.give_back(self._spare)
         self._spare = []
         if self.pool.free >= wanted:
-            run = self.pool.take(wanted, after=self._home[-1] if growing and self._home else -1)
+            run = self.pool.take(wanted, after=self._home[-1] if most is None and self._home else -1)
             self._spare, self._home = sorted(run), range(min(run), max(run) + 1)
 
     def _release(self, page: int) -> None:

@@ -96,8 +96,10 @@ class Policy:
         return max(self.window, self.sink + n) + len(chosen) + self.topk * n
 
     def most_held(self, n: int) -> int | None:
-        """The most frames kept at once, staged ones included; None if that grows with the world."""
-        return None if self.topk else self.most_read(n)
+        """The most frames kept on the device at once, staged ones included; None if that grows with the world."""
+        if self.topk and self.offload == "none":
+            return None
+        return replace(self, topk=0).most_read(n)
 
     def __str__(self) -> str:
         """The declarative form; `parse` reads it back."""

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self, TypeAlias
 import torch
 from torch import Tensor
 
-from engine.protocol import ActionState, Signal
+from engine.protocol import ActionState, PromptMode, Signal
 
 Rotate: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """Apply a model's rotary embedding: (B, F, S, heads, head_dim) at latent-frame positions (F,) -> the same shape."""
@@ -219,6 +219,7 @@ class BlockModel(Protocol):
     device: torch.device
     dtype: torch.dtype  # of latents and cache pages
     uses_previous: bool  # whether forward reads conditioning.previous
+    switch: tuple[PromptMode, int]  # how a prompt replaces another when nothing is said, and over how many blocks
 
     def encode(self, text: str, previous: Prompt | None) -> Prompt:
         """Encode a prompt. A model with cumulative prompts merges `text` into `previous`; the others ignore it."""

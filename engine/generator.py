@@ -1,0 +1,166 @@
+"""One block of a world: signals to conditioning, noise through the sampler to clean latents, cache and world moved on.
+
+    block = generator.next_block(world)          # or next_blocks([...]) for worlds of the same kind in one batch
+    pictures = decode(model, world, block)       # decoder.py
+
+Also what happens between blocks: starting a world from given latents, and computing the visible past again under a new
+prompt. If anything fails the world is as it was, and the same block can be tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from engine.models import BlockModel, BlockSignals, Conditioning
+from engine.samplers import before_each, clean_pass
+from engine.world import Kept, World, empty_frame
+
+Recache = Literal["blocks", "joint", "joint-keep-sink"]
+"""How the past is computed again: block by block with each block's own signals, or all visible frames in one call, in
+which case the sink may stay as it was (LongLive, arXiv 2509.22622)."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A finished block, on its way to the decoder."""
+
+    index: int
+    start: int  # first latent frame
+    latents: Tensor  # (F, C, H, W)
+    conditioning: Conditioning
+    began_prompt: bool  # the first block under its prompt
+
+
+class Generator:
+    """Moves worlds of one model on, a block at a time."""
+
+    def __init__(self, model: BlockModel, recache: Recache = "blocks") -> None:
+        self.model = model
+        self.recache_rule = recache
+
+    @torch.inference_mode()
+    def next_block(self, world: World) -> Block:
+        """The next block of one world."""
+        return self._next([world])[0]
+
+    @torch.inference_mode()
+    def next_blocks(self, worlds: Sequence[World]) -> list[Block]:
+        """The next block of several worlds in one batch: same sampler, same number of frames in the block."""
+        return self._next(worlds)
+
+    @torch.inference_mode()
+    def prefill(self, world: World, latents: Tensor) -> list[Block]:
+        """Let given latents (F, C, H, W) be the first blocks of a world that has none yet.
+
+        Raises ValueError if they are not a whole number of blocks.
+        """
+        g, blocks, at = self.model.geometry, [], 0
+        while at < latents.shape[0]:
+            frames = g.block_frames(world.block)
+            if at + frames > latents.shape[0]:
+                raise ValueError(f"start: expected whole blocks, {latents.shape[0] - at} frames are left over")
+            blocks.append(self._prefill_block(world, latents[at : at + frames].to(self.model.device, self.model.dtype)))
+            at += frames
+        return blocks
+
+    def _next(self, worlds: Sequence[World]) -> list[Block]:
+        values = [world.signals() for world in worlds]
+        for world, (_, value) in zip(worlds, values, strict=True):
+            if value.began and value.change.mode == "recache" and world.kept:
+                self._recache(world)
+        conditioning = [self.model.condition(signals) for signals, _ in values]
+        made = worlds[0].sampler.advance(self.model, worlds, conditioning)
+        blocks = []
+        for world, (signals, value), c, m in zip(worlds, values, conditioning, made, strict=True):
+            world.moved_on(signals, m.context, c.motion)
+            blocks.append(Block(signals.block, signals.start, m.latents, c, value.began))
+        return blocks
+
+    def _prefill_block(self, world: World, latents: Tensor) -> Block:
+        signals, value = world.signals()
+        conditioning = self.model.condition(signals)
+        for branch, cache in enumerate(world.caches):
+            with cache.stage(signals.start, signals.frames) as staged:
+                staged.clean = True
+                c = self.model.negative(conditioning) if branch else conditioning
+                clean_pass(self.model, staged, latents[None], 0.0, self._after(c, world.last_frame, latents))
+                staged.commit()
+        world.moved_on(signals, latents, conditioning.motion)
+        return Block(signals.block, signals.start, latents, conditioning, value.began)
+
+    def _recache(self, world: World) -> None:
+        """Keys and values of the visible past computed again under the prompt of the next block."""
+        if self.recache_rule == "blocks":
+            self._recache_blocks(world)
+        else:
+            self._recache_jointly(world, keep_sink=self.recache_rule == "joint-keep-sink")
+
+    def _recache_blocks(self, world: World) -> None:
+        now, _ = world.signals()
+        for branch, cache in enumerate(world.caches):
+            redone: list[int] = []
+            for i, kept in enumerate(world.kept):
+                signals = replace(kept.signals, prompt=now.prompt, before=None, weight=1.0)
+                if any(f not in cache for f in range(signals.start, signals.start + signals.frames)):
+                    continue
+                before = world.kept[i - 1].latents[-1:] if i else None
+                self._rewrite(world, branch, signals, kept.latents, before, redone)
+                redone += range(signals.start, signals.start + signals.frames)
+
+    def _rewrite(
+        self, world: World, branch: int, signals: BlockSignals, latents: Tensor, before: Tensor | None, seen: list[int]
+    ) -> None:
+        conditioning = self.model.condition(signals)
+        conditioning = self.model.negative(conditioning) if branch else conditioning
+        with world.caches[branch].stage(signals.start, signals.frames, visible=seen) as staged:
+            staged.clean = True
+            clean_pass(
+                self.model,
+                staged,
+                latents[None],
+                world.sampler.context_time,
+                self._after(conditioning, before, latents),
+            )
+            staged.commit()
+
+    def _recache_jointly(self, world: World, keep_sink: bool) -> None:
+        """The r = min(window, frames made) newest frames in one bidirectional call.
+
+        With `keep_sink`, once frames have left the window, the sink stays and the first of the r frames are queries only.
+        Without, the sink is from now on the first frames of the re-cached ones.
+        """
+        now, _ = world.signals()
+        for branch, cache in enumerate(world.caches):
+            policy = cache.policy
+            first = 0 if policy.window is None else max(0, world.start - policy.window)
+            latents = _newest(world.kept, first)
+            first = world.start - latents.shape[0]
+            sink = policy.sink if keep_sink and first > 0 else 0
+            visible = [f for f in range(cache.origin, cache.origin + sink) if f in cache]
+            signals = replace(now, start=first, frames=latents.shape[0])
+            conditioning = self.model.condition(signals)
+            conditioning = self.model.negative(conditioning) if branch else conditioning
+            with cache.stage(first, latents.shape[0], visible=visible, hidden=len(visible)) as staged:
+                staged.clean = True
+                clean_pass(self.model, staged, latents[None], world.sampler.context_time, conditioning)
+                staged.commit()
+            if not keep_sink or first == 0:
+                cache.drop(f for f in cache.held if f < first)
+                cache.origin = first
+
+    def _after(self, conditioning: Conditioning, last: Tensor | None, latents: Tensor) -> Conditioning:
+        if not self.model.uses_previous:
+            return conditioning
+        first = empty_frame(self.model) if last is None else last
+        return conditioning.with_previous(before_each(first[None], latents[None]))
+
+
+def _newest(kept: Sequence[Kept], first: int) -> Tensor:
+    """The kept latents from frame `first` on."""
+    parts = [k.latents[max(0, first - k.signals.start) :] for k in kept]
+    return torch.cat([p for p in parts if p.shape[0]])

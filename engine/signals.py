@@ -1,0 +1,126 @@
+"""Signals: what steers a world, as a value for every block.
+
+A track answers "what is in force at block k?" from the changes it was given, and from nothing else: asking changes
+nothing, so a block can be made again. Knows no model; encoding a prompt is handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.models import Prompt
+from engine.protocol import MAX_PROMPT_CHARS, ActionState, PromptChange
+
+Encode = Callable[[str, Prompt | None], Prompt]
+
+
+class SignalError(ValueError):
+    """A signal that cannot be taken; the message says what was expected and what came. Nothing has changed."""
+
+
+@dataclass
+class Switch:
+    """A prompt taking effect at a block."""
+
+    block: int
+    change: PromptChange
+    prompt: Prompt | None = None  # encoded at first use
+
+
+@dataclass(frozen=True)
+class PromptValue:
+    """The prompt of a block: `prompt` alone, or on its way from `before` with weight in (0, 1)."""
+
+    prompt: Prompt
+    before: Prompt | None
+    weight: float
+    began: bool  # this block is the first under `prompt`
+    change: PromptChange
+
+
+@dataclass
+class PromptTrack:
+    """The prompts of a world, in the order in which they take effect."""
+
+    encode: Encode
+    switches: list[Switch] = field(default_factory=list)
+
+    def change(self, block: int, change: PromptChange) -> None:
+        """Let a prompt take effect at `block`, which must not be before one that has been given already."""
+        check_prompt(change.text)
+        if change.mode == "blend" and change.over_blocks < 1:
+            raise SignalError(f"over_blocks: expected at least 1, got {change.over_blocks}")
+        if self.switches and block < self.switches[-1].block:
+            raise SignalError(f"prompt at block {block}: expected block {self.switches[-1].block} or later")
+        self.switches.append(Switch(block, change))
+
+    def at(self, block: int) -> PromptValue:
+        """The value at a block, encoded now if it was not before."""
+        due = [s for s in self.switches if s.block <= block]
+        assert due, "a world's first prompt is in force from block 0"
+        for i, switch in enumerate(due):
+            if switch.prompt is None:
+                switch.prompt = self.encode(switch.change.text, due[i - 1].prompt if i else None)
+        last = due[-1]
+        assert last.prompt is not None
+        before = due[-2].prompt if len(due) > 1 else None
+        over = last.change.over_blocks if last.change.mode == "blend" else 1
+        weight = min(1.0, (block - last.block + 1) / over)
+        blending = before is not None and last.change.mode == "blend" and block - last.block < over
+        began = block == last.block
+        return PromptValue(last.prompt, before if blending else None, weight if blending else 1.0, began, last.change)
+
+    def forget_before(self, block: int) -> None:
+        """Drop what no block from `block` on can ask for."""
+        due = [i for i, s in enumerate(self.switches) if s.block <= block]
+        if len(due) > 2:
+            self.at(block)
+            del self.switches[: due[-2]]
+
+    def copy(self) -> PromptTrack:
+        return PromptTrack(self.encode, [Switch(s.block, s.change, s.prompt) for s in self.switches])
+
+
+@dataclass
+class ActionTrack:
+    """The actions of a world: the newest wins, and one that is not renewed is released after `hold_blocks`."""
+
+    hold_blocks: int
+    states: list[tuple[int, ActionState]] = field(default_factory=list)
+
+    def change(self, block: int, state: ActionState) -> None:
+        """Let `state` be in force from `block` on; it replaces what was given for that block before."""
+        self.states = [(b, s) for b, s in self.states if b < block] + [(block, state)]
+
+    def at(self, block: int) -> ActionState:
+        due = [(b, s) for b, s in self.states if b <= block]
+        if not due or block - due[-1][0] >= self.hold_blocks:
+            return ActionState()
+        return due[-1][1]
+
+    def forget_before(self, block: int) -> None:
+        """Drop what no block from `block` on can ask for."""
+        due = [(b, s) for b, s in self.states if b <= block]
+        self.states = due[-1:] + [(b, s) for b, s in self.states if b > block]
+
+    def copy(self) -> ActionTrack:
+        return ActionTrack(self.hold_blocks, list(self.states))
+
+
+def check_prompt(text: str) -> None:
+    """Raise SignalError unless `text` can be a prompt."""
+    if not text.strip():
+        raise SignalError("prompt: expected some text, got none")
+    if len(text) > MAX_PROMPT_CHARS:
+        raise SignalError(f"prompt: expected at most {MAX_PROMPT_CHARS} characters, got {len(text)}")
+
+
+def check_action(state: ActionState, keys: tuple[str, ...], values: tuple[str, ...]) -> None:
+    """Raise SignalError unless every key and value is one that the model declares, within its range."""
+    unknown = [k for k in state.keys if k not in keys] + [v for v in state.values if v not in values]
+    if unknown:
+        raise SignalError(f"action: expected keys of {list(keys)} and values of {list(values)}, got {unknown[0]!r}")
+    for name, value in state.values.items():
+        if not -1 <= value <= 1:
+            raise SignalError(f"action {name}: expected a value in [-1, 1], got {value}")

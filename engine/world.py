@@ -1,0 +1,200 @@
+"""One world: what it was opened with, what steers it, what it remembers, and how far it has come.
+
+Between two blocks a world can be put into a snapshot, forked or closed; the same spec, weights and signals always make
+the same world. Knows no clock, no scheduling and no arithmetic of models: `generator.py` moves it on by a block.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.kvcache.cache import KVCache
+from engine.models import BlockModel, BlockSignals, State
+from engine.noise import Noise, stream
+from engine.protocol import ACTION_HOLD_S, ActionState, PromptChange, WorldSpec
+from engine.signals import ActionTrack, PromptTrack, PromptValue, SignalError, check_action
+
+if TYPE_CHECKING:
+    from engine.samplers import Sampler
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A block of the past as its clean pass saw it: enough to compute its keys and values again."""
+
+    signals: BlockSignals
+    latents: Tensor  # (F, C, H, W)
+
+
+class World:
+    """One running simulation. `block` and `start` are the next block and its first latent frame."""
+
+    def __init__(
+        self,
+        spec: WorldSpec,
+        model: BlockModel,
+        sampler: Sampler,
+        caches: tuple[KVCache, ...],
+        noise: Noise | None = None,
+    ) -> None:
+        """`caches`: one for each branch of the sampler's guidance. Raises SignalError on prompts that cannot be."""
+        self.spec, self.model, self.sampler, self.caches = spec, model, sampler, caches
+        self.noise = noise or stream(spec.seed)
+        self.block = 0
+        self.start = 0
+        self.motion: tuple[float, ...] = ()
+        self.extra: dict[str, Tensor] = {}
+        self.kept: deque[Kept] = deque()
+        self.in_flight: State = None  # of a sampler that has several blocks under way
+        self.decoder_state: State = None
+        self.prompts = PromptTrack(model.encode)
+        self.actions = ActionTrack(max(1, round(ACTION_HOLD_S / model.geometry.block_s)))
+        for change in _in_order(spec.prompts):
+            self.prompts.change(self.block_at(change.at_s), self._resolved(change))
+
+    # ---------------------------------------------------------------------------------------------- steering
+
+    def steer(self, change: PromptChange) -> int:
+        """Let a prompt take effect at the next block that has not begun; return that block's index."""
+        block = self.next_open_block
+        self.prompts.change(block, self._resolved(change))
+        return block
+
+    def act(self, state: ActionState) -> int:
+        """Let an action take effect at the next block that has not begun; return that block's index."""
+        check_action(state, self.model.action_keys, self.model.action_values)
+        block = self.next_open_block
+        self.actions.change(block, state)
+        return block
+
+    @property
+    def next_open_block(self) -> int:
+        """The first block whose making has not begun: signals can still change it."""
+        return self.block + self.sampler.blocks_in_flight(self)
+
+    def signals(self, block: int | None = None) -> tuple[BlockSignals, PromptValue]:
+        """The value of every signal at a block (the next one)."""
+        block = self.block if block is None else block
+        g = self.model.geometry
+        value = self.prompts.at(block)
+        signals = BlockSignals(
+            block=block,
+            start=g.block_start(block),
+            frames=g.block_frames(block),
+            prompt=value.prompt,
+            before=value.before,
+            weight=value.weight,
+            action=self.actions.at(block),
+            motion=self.motion,
+            extra=self.extra,
+        )
+        return signals, value
+
+    # ---------------------------------------------------------------------------------------------- progress
+
+    def moved_on(self, signals: BlockSignals, latents: Tensor, motion: tuple[float, ...]) -> None:
+        """The block with these signals is part of the past; `latents` are what its clean pass saw."""
+        self.kept.append(Kept(signals, latents))
+        self.motion = motion
+        self.block += 1
+        self.start += signals.frames
+        held = set(self.caches[0].held)
+        while len(self.kept) > 1 and held.isdisjoint(range(*_span(self.kept[0].signals))):
+            self.kept.popleft()
+        self.prompts.forget_before(self.block)
+        self.actions.forget_before(self.block)
+
+    @property
+    def last_frame(self) -> Tensor | None:
+        """The newest latent frame (1, C, H, W) as the clean pass saw it; None at the start."""
+        return self.kept[-1].latents[-1:] if self.kept else None
+
+    def block_at(self, at_s: float) -> int:
+        """The first block that begins at or after a media time."""
+        if not at_s >= 0:
+            raise SignalError(f"prompt time: expected at least 0 s, got {at_s}")
+        block = int(at_s / self.model.geometry.block_s)
+        while self.media_s(block) < at_s - 1e-6:
+            block += 1
+        return block
+
+    def media_s(self, block: int | None = None) -> float:
+        """Media time at which a block (the next one) begins."""
+        g = self.model.geometry
+        return g.pictures_before(g.block_start(self.block if block is None else block)) / g.fps
+
+    # ---------------------------------------------------------------------------------------- copies, the end
+
+    def fork(self) -> World:
+        """A second world that goes on from here; cache pages are shared until the two differ."""
+        twin = copy.copy(self)
+        twin.caches = tuple(cache.fork() for cache in self.caches)
+        twin.kept = deque(self.kept)
+        twin.prompts, twin.actions = self.prompts.copy(), self.actions.copy()
+        twin.in_flight, twin.decoder_state = copy.deepcopy((self.in_flight, self.decoder_state))
+        return twin
+
+    def snapshot(self) -> State:
+        """Everything that the next block depends on, to be given to `restore`."""
+        return {
+            "position": (self.block, self.start),
+            "motion": self.motion,
+            "caches": [cache.snapshot() for cache in self.caches],
+            "kept": list(self.kept),
+            "prompts": self.prompts.copy().switches,
+            "actions": self.actions.copy().states,
+            "in_flight": copy.deepcopy(self.in_flight),
+            "decoder": copy.deepcopy(self.decoder_state),
+        }
+
+    def restore(self, state: State) -> None:
+        """Become the world that `snapshot` was taken of; this one must be newly opened with the same spec."""
+        self.block, self.start = state["position"]
+        self.motion = state["motion"]
+        for cache, saved in zip(self.caches, state["caches"], strict=True):
+            cache.restore(saved)
+        self.kept = deque(state["kept"])
+        self.prompts.switches = PromptTrack(self.model.encode, list(state["prompts"])).copy().switches
+        self.actions.states = list(state["actions"])
+        self.in_flight, self.decoder_state = copy.deepcopy((state["in_flight"], state["decoder"]))
+
+    def close(self) -> None:
+        """Give back everything the world holds."""
+        for cache in self.caches:
+            cache.close()
+        self.kept.clear()
+        self.in_flight = self.decoder_state = None
+
+    def _resolved(self, change: PromptChange) -> PromptChange:
+        """`auto` replaced by what the model is best at."""
+        if change.mode != "auto":
+            return change
+        mode, over = self.model.switch
+        return PromptChange(change.at_s, change.text, mode, over)
+
+
+def _span(signals: BlockSignals) -> tuple[int, int]:
+    return signals.start, signals.start + signals.frames
+
+
+def _in_order(prompts: tuple[PromptChange, ...]) -> tuple[PromptChange, ...]:
+    if not prompts:
+        raise SignalError("prompts: expected at least one, got none")
+    if prompts[0].at_s != 0:
+        raise SignalError(f"prompts: expected the first at 0 s, got it at {prompts[0].at_s} s")
+    for a, b in zip(prompts, prompts[1:], strict=False):
+        if b.at_s <= a.at_s:
+            raise SignalError(f"prompts: expected rising times, got {b.at_s} s after {a.at_s} s")
+    return prompts
+
+
+def empty_frame(model: BlockModel) -> Tensor:
+    """What stands before the first latent frame of a world: (1, C, H, W) zeros."""
+    shape = model.geometry.latent
+    return torch.zeros(1, shape.channels, shape.height, shape.width, dtype=model.dtype, device=model.device)
