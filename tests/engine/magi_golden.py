@@ -1,0 +1,69 @@
+"""Reading the MAGI-1 fixtures: cases found in the folder, weights and configurations turned into ours."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from engine.models import Prompt
+from engine.models.magi import MagiConfig, MagiTransformer
+
+GOLDEN = Path(os.environ.get("INFERIX_GOLDEN_MAGI", "../shared/golden_magi"))
+
+
+def cases(group: str) -> list[str]:
+    return sorted(p.stem for p in (GOLDEN / group).glob("*.json"))
+
+
+def load_case(group: str, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Configuration and tensors of one case."""
+    return json.loads((GOLDEN / group / f"{name}.json").read_text()), load_file(GOLDEN / group / f"{name}.safetensors")
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    """max |a - b| / std(golden)"""
+    assert got.shape == want.shape, f"expected shape {tuple(want.shape)}, got {tuple(got.shape)}"
+    return float((got.double() - want.double()).abs().max() / want.double().std())
+
+
+def config_of(fields: dict[str, Any]) -> MagiConfig:
+    duplicated = fields["half_channel_vae"]
+    return MagiConfig(
+        layers=fields["num_layers"],
+        hidden=fields["hidden_size"],
+        ffn=fields["ffn_hidden_size"],
+        heads=fields["num_attention_heads"],
+        kv_heads=fields["num_query_groups"],
+        head_dim=fields["kv_channels"],
+        latent_channels=fields["in_channels"] // (2 if duplicated else 1),
+        duplicate_channels=duplicated,
+        rescale=fields["x_rescale_factor"],
+        gated=fields["gated_linear_unit"],
+        caption_channels=fields["caption_channels"],
+        caption_tokens=fields["caption_max_length"],
+        eps=fields["layernorm_epsilon"],
+    )
+
+
+def transformer(config: dict[str, Any], weights: str) -> MagiTransformer:
+    model = MagiTransformer(config_of(config["model_config"]))
+    model.load_state_dict(load_file(GOLDEN / weights), strict=True)
+    return model.eval().requires_grad_(False)
+
+
+def prompts(y: Tensor, mask: Tensor) -> tuple[Prompt, ...]:
+    """One prompt per stored row, of the positions that count."""
+    return tuple(Prompt("", row[0][keep[0] > 0][None]) for row, keep in zip(y, mask, strict=True))
+
+
+def distil(case: dict[str, Any]) -> float | None:
+    """The second scalar of the distilled models' time embedding."""
+    steps, interval = int(case["num_steps"]), int(case["distill_interval"])
+    if not case["config"]["engine_config"]["distill"]:
+        return None
+    return 8 / interval if steps == 12 else steps / 2
