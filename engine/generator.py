@@ -109,12 +109,11 @@ class Generator:
                 if any(f not in cache for f in range(signals.start, signals.start + signals.frames)):
                     continue
                 before = world.kept[i - 1].latents[-1:] if i else None
-                self._rewrite(world, branch, signals, kept.latents, before, redone)
+                self._rewrite(world, branch, replace(kept, signals=signals), before, redone)
                 redone += range(signals.start, signals.start + signals.frames)
 
-    def _rewrite(
-        self, world: World, branch: int, signals: BlockSignals, latents: Tensor, before: Tensor | None, seen: list[int]
-    ) -> None:
+    def _rewrite(self, world: World, branch: int, kept: Kept, before: Tensor | None, seen: list[int]) -> None:
+        signals, latents = kept.signals, kept.latents
         conditioning = self.model.condition(signals)
         conditioning = self.model.negative(conditioning) if branch else conditioning
         with world.caches[branch].stage(signals.start, signals.frames, visible=seen) as staged:

@@ -99,7 +99,8 @@ class ToyModel(nn.Module):
         for i, layer in enumerate(self.layers):
             h = layer(h, i, conditioning.prompt, context, self)
         h = context.unshard(h)
-        return self.head(h).transpose(2, 3).reshape(x.shape)
+        out: Tensor = self.head(h)
+        return out.transpose(2, 3).reshape(x.shape)
 
     def digest(self) -> str:
         return "toy"

@@ -208,18 +208,41 @@ class Encoder(Protocol):
 class BlockModel(Protocol):
     """A block-diffusion world model."""
 
-    name: str
-    geometry: Geometry
-    signals: tuple[Signal, ...]
-    action_keys: tuple[str, ...]
-    action_values: tuple[str, ...]
-    suggestions: tuple[str, ...]  # prompts worth trying
-    decoder: Decoder
-    encoder: Encoder | None
-    device: torch.device
-    dtype: torch.dtype  # of latents and cache pages
-    uses_previous: bool  # whether forward reads conditioning.previous
-    switch: tuple[PromptMode, int]  # how a prompt replaces another when nothing is said, and over how many blocks
+    @property
+    def name(self) -> str: ...
+    @property
+    def geometry(self) -> Geometry: ...
+    @property
+    def signals(self) -> tuple[Signal, ...]: ...
+    @property
+    def action_keys(self) -> tuple[str, ...]: ...
+    @property
+    def action_values(self) -> tuple[str, ...]: ...
+    @property
+    def suggestions(self) -> tuple[str, ...]:
+        """Prompts worth trying."""
+        ...
+
+    @property
+    def decoder(self) -> Decoder: ...
+    @property
+    def encoder(self) -> Encoder | None: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of latents and cache pages."""
+        ...
+
+    @property
+    def uses_previous(self) -> bool:
+        """Whether forward reads conditioning.previous."""
+        ...
+
+    @property
+    def switch(self) -> tuple[PromptMode, int]:
+        """How a prompt replaces another when nothing is said, and over how many blocks."""
+        ...
 
     def encode(self, text: str, previous: Prompt | None) -> Prompt:
         """Encode a prompt. A model with cumulative prompts merges `text` into `previous`; the others ignore it."""
