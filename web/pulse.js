@@ -1,0 +1,73 @@
+/* Once a second: what the browser knows of the picture's flow, in numbers for the strip, and whether it flows at all.
+   Knows WebRTC's statistics and the server's `stats` events; decides nothing. */
+
+export class Pulse {
+  constructor(picture, stats, metrics) {
+    this.picture = picture;
+    this.stats = stats;
+    this.metrics = metrics;
+    this.clear();
+  }
+
+  clear() {
+    this.shown = 0;
+    this.before = null;
+    this.movedAt = performance.now(); // the last time a frame came
+    this.madeAt = 0; // the last time the engine said that its clock moved
+    this.mediaMs = -1;
+  }
+
+  frameShown() {
+    this.shown += 1;
+  }
+
+  async beat() {
+    const now = performance.now();
+    const report = await this.picture.stats();
+    if (!report) { this.before = null; this.shown = 0; return; }
+    const after = { at: now, bytes: report.bytesReceived, frames: report.framesReceived ?? 0, lost: report.packetsLost, packets: report.packetsReceived };
+    const { before } = this;
+    this.before = after;
+    if (!before || after.bytes < before.bytes) { this.movedAt = now; this.shown = 0; return; }
+    if (after.frames > before.frames) this.movedAt = now;
+    this.#rates(before, after);
+  }
+
+  /** The engine's own account, about once a second. */
+  told(event) {
+    if (event.media_ms > this.mediaMs) this.madeAt = performance.now();
+    this.mediaMs = event.media_ms;
+    this.stats.set("speed", event.real_time_factor, `${event.late_blocks} late blocks, lead ${Math.round(event.lead_ms)} ms`);
+    const tiers = Object.entries(event.kv_bytes ?? {});
+    const bytes = tiers.reduce((sum, [, n]) => sum + n, 0);
+    if (tiers.length) this.stats.set("memory", bytes / 1e6, tiers.map(([tier, n]) => `${tier}: ${(n / 1e6).toFixed(1)} MB`).join(", "));
+    this.#custom(event.metrics ?? {});
+  }
+
+  /** Seconds for which no frame has come, and for which the engine has not said that it made any. */
+  silence() {
+    const now = performance.now();
+    return { pictureS: (now - this.movedAt) / 1000, engineS: (now - this.madeAt) / 1000 };
+  }
+
+  #rates(before, after) {
+    const seconds = (after.at - before.at) / 1000;
+    if (!document.hidden) this.stats.set("fps", this.shown / seconds);
+    this.shown = 0;
+    this.stats.set("bitrate", ((after.bytes - before.bytes) * 8) / 1000 / seconds);
+    const lost = Math.max(0, after.lost - before.lost);
+    const sent = lost + after.packets - before.packets;
+    if (sent > 0) this.stats.set("loss", (lost / sent) * 100, `${after.lost} packets in all`);
+  }
+
+  #custom(metrics) {
+    const drifts = Object.entries(metrics).filter(([name]) => /^drift\b/.test(name));
+    const others = Object.entries(metrics).filter(([name]) => !/^drift\b/.test(name));
+    if (drifts.length) this.stats.set("drift", metrics.drift ?? Math.max(...drifts.map(([, value]) => value)), drifts.map(([name, value]) => `${name} ${value.toFixed(2)}`).join(", "));
+    this.metrics.replaceChildren(...others.map(([name, value]) => {
+      const pair = document.createElement("div");
+      for (const [tag, text] of [["dt", name.replaceAll("_", " ")], ["dd", String(Math.round(value * 1000) / 1000)]]) pair.append(Object.assign(document.createElement(tag), { textContent: text }));
+      return pair;
+    }));
+  }
+}

@@ -1,0 +1,65 @@
+/* The picture's place on the page: as large as the window allows in whole pixels, with its own light around it.
+   Knows sizes and the `<video>` element; not where the picture comes from. */
+
+const GLOW_MS = 500;
+const CRISP_UP_TO = 640; // wider pictures look better smoothed
+
+export class Stage {
+  constructor(page) {
+    this.page = page;
+    this.width = 256;
+    this.height = 144;
+    this.pen = page.glow.getContext("2d");
+    page.video.addEventListener("resize", () => this.setSize(page.video.videoWidth, page.video.videoHeight));
+    window.addEventListener("resize", () => this.fit());
+    document.addEventListener("fullscreenchange", () => this.fit());
+    new ResizeObserver(() => this.fit()).observe(page.say);
+    if (!matchMedia("(prefers-reduced-motion: reduce)").matches) setInterval(() => this.#shine(), GLOW_MS);
+    this.fit();
+  }
+
+  setSize(width, height) {
+    if (!width || !height) return;
+    this.width = width;
+    this.height = height;
+    this.fit();
+  }
+
+  /** Whole device pixels per picture pixel where there is room for at least two: sharp edges stay sharp. */
+  fit() {
+    const { page, width, height } = this;
+    const room = this.#room();
+    let scale = Math.min(room.width / width, room.height / height);
+    const device = scale * devicePixelRatio;
+    const isCrisp = width <= CRISP_UP_TO;
+    if (isCrisp && device >= 2 && !room.isNarrow) scale = Math.floor(device) / devicePixelRatio;
+    page.frame.style.width = `${width * scale}px`;
+    page.frame.style.height = `${height * scale}px`;
+    document.documentElement.style.setProperty("--picture", `${Math.round(width * scale)}px`);
+    page.video.classList.toggle("crisp", isCrisp && device >= 1.5);
+  }
+
+  async toggleFullscreen() {
+    if (document.fullscreenElement) return document.exitFullscreen();
+    await this.page.stage.requestFullscreen?.().catch(() => {}); // refused by the browser: the picture stays as it is
+    this.page.stage.focus();
+  }
+
+  #room() {
+    if (document.fullscreenElement) return { width: innerWidth, height: innerHeight, isNarrow: false };
+    const { stage, bar, say, top } = this.page;
+    const style = getComputedStyle(stage);
+    const sides = parseFloat(style.paddingLeft) + parseFloat(style.paddingRight);
+    const below = bar.offsetHeight + (say.offsetHeight || 60) + top.offsetHeight + 60;
+    const isNarrow = innerWidth < 700;
+    return { width: stage.clientWidth - sides, height: Math.max(200, isNarrow ? innerHeight * 0.6 : innerHeight - below), isNarrow };
+  }
+
+  /** A few pixels of the picture, stretched: the room takes the colour of the world. */
+  #shine() {
+    const { video, glow } = this.page;
+    if (document.hidden || video.readyState < 2) return;
+    this.pen.globalAlpha = 0.4; // mixed with what was there: light changes slowly
+    this.pen.drawImage(video, 0, 0, glow.width, glow.height);
+  }
+}
