@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from engine.models import Prompt
 from engine.models.magi import MagiConfig, MagiTransformer
+from engine.models.magi_text import Row, SpecialTokens, TokenFlags, caption_row
 
 GOLDEN = Path(os.environ.get("INFERIX_GOLDEN_MAGI", "../shared/golden_magi"))
 
@@ -67,3 +69,33 @@ def distil(case: dict[str, Any]) -> float | None:
     if not case["config"]["engine_config"]["distill"]:
         return None
     return 8 / interval if steps == 12 else steps / 2
+
+
+FLAGS = {
+    "PAD_HQ": "quality",
+    "PAD_DURATION": "duration",
+    "PAD_STATIC": "static",
+    "PAD_DYNAMIC": "dynamic",
+    "PAD_BORDERNESS": "borderness",
+    "PAD_THREE_D_MODEL": "model_3d",
+    "PAD_TWO_D_ANIME": "anime_2d",
+    "NEG_PROMPT": "negative",
+}
+
+
+def flags_of(case: Mapping[str, Any]) -> TokenFlags:
+    """The special tokens that were on, by the names of the reference's switches."""
+    on = case["env_flags"]
+    return TokenFlags(**{name: switch in on for switch, name in FLAGS.items()})
+
+
+def special_tokens(path: str = "magi_text/tiny_special_tokens.safetensors") -> SpecialTokens:
+    data = load_file(GOLDEN / path)
+    return SpecialTokens(data["caption_token"], data["logo_token"], data["other_tokens"])
+
+
+def text_rows(caption: Row, null: Row, flags: TokenFlags, tokens: SpecialTokens, blocks: int) -> list[Row]:
+    """What each generated block reads, when the world ends after `blocks` of them."""
+    if not caption.mask.any():
+        return [null] * blocks
+    return [caption_row(caption, flags, tokens, blocks - i) for i in range(blocks)]
