@@ -54,9 +54,11 @@ class Rope3D:
         """(F,) -> (F, S, 1, head_dim / 2) unit complex numbers on `device`."""
         for known, table in self._tables:
             if known is positions and table.device == device:
-                return table
-        table = self._make(positions.to(device))
-        self._tables = [*self._tables[-1:], (positions, table)]  # queries and keys may have different positions
+                break
+        else:
+            table = self._make(positions.to(device))
+        others = [row for row in self._tables if row[0] is not positions]
+        self._tables = [*others[-1:], (positions, table)]  # queries and keys may have different positions
         return table
 
     def _make(self, positions: Tensor) -> Tensor:

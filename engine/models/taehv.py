@@ -6,7 +6,7 @@ as with the full autoencoder. It takes normalised latents. Decoding only: worlds
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -86,6 +86,19 @@ class Taehv(nn.Module):
                 x = layer(x)
         unseen = 0 if memory is not None else GROWTH[0] * GROWTH[1] * GROWTH[2] - 1  # the first latent is one picture
         return x[unseen:].clamp(0, 1), kept
+
+
+def fitted(net: Taehv, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The decoder's share of a published file.
+
+    Files made for other growth factors hold more rows in `Grow` than are used: the last ones are the newest picture's.
+    """
+    expected = net.state_dict()
+    found = {name: value for name, value in tensors.items() if name.startswith("decoder.")}
+    for name, value in expected.items():
+        if name.endswith(".conv.weight") and name in found and len(found[name]) > len(value):
+            found[name] = found[name][-len(value) :]
+    return found
 
 
 class TaehvDecoder:

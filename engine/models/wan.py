@@ -18,9 +18,11 @@ from torch import Tensor, nn
 
 from engine.layers.attention import Attention, sdpa
 from engine.layers.rope import Rope3D
-from engine.models import Conditioning, Context, Prompt, Rotate
+from engine.models import Conditioning, Context, Expand, Prompt, Rotate
 
-Project: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+Sources: TypeAlias = Sequence[tuple[Tensor, Tensor]]
+"""What a layer's cross attention reads: keys and values (B, L, heads, head_dim) of the text, and of a picture."""
+
 PATCH = 2  # rows and columns of latent that make one token
 
 
@@ -93,7 +95,7 @@ def heads(x: Tensor, count: int) -> Tensor:
 
 
 class SelfAttention(nn.Module):
-    """Attention of a block over itself and what its context shows of the past."""
+    """The projections around the attention of a block over itself and what its context shows of the past."""
 
     def __init__(self, config: WanConfig) -> None:
         super().__init__()
@@ -101,13 +103,10 @@ class SelfAttention(nn.Module):
         self.q, self.k, self.v, self.o = (nn.Linear(config.dim, config.dim) for _ in range(4))
         self.norm_q, self.norm_k = (RMSNorm(config.dim, config.eps) for _ in range(2))
 
-    def forward(self, x: Tensor, layer: int, context: Context, rotate: Rotate) -> Tensor:
-        """x: (B, F, S, D)"""
-        q = heads(self.norm_q(self.q(x)), self.heads)  # (B, F, S, heads, head_dim)
-        k = heads(self.norm_k(self.k(x)), self.heads)
-        v = heads(self.v(x), self.heads)
-        out: Tensor = self.o(context.attend(layer, q, k, v, rotate).flatten(-2))
-        return out
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, F, S, D) -> queries, keys and values (B, F, S, heads, head_dim), not rotated."""
+        q, k = self.norm_q(self.q(x)), self.norm_k(self.k(x))
+        return heads(q, self.heads), heads(k, self.heads), heads(self.v(x), self.heads)
 
 
 class CrossAttention(nn.Module):
@@ -129,7 +128,7 @@ class CrossAttention(nn.Module):
     def project_image(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         return heads(self.norm_k_img(self.k_img(tokens)), self.heads), heads(self.v_img(tokens), self.heads)
 
-    def forward(self, x: Tensor, sources: list[tuple[Tensor, Tensor]], attention: Attention) -> Tensor:
+    def forward(self, x: Tensor, sources: Sources, attention: Attention) -> Tensor:
         """x: (B, F, S, D); the results over the separate sources are added before the output projection."""
         q = heads(self.norm_q(self.q(x)), self.heads).flatten(1, 2)  # (B, F * S, heads, head_dim)
         first, *others = (attention(q, k.expand(len(x), -1, -1, -1), v.expand(len(x), -1, -1, -1)) for k, v in sources)
@@ -138,7 +137,11 @@ class CrossAttention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Self attention, cross attention and a feed-forward net, the first and last modulated per latent frame."""
+    """Self attention, cross attention and a feed-forward net, the first and last modulated per latent frame.
+
+    What comes before self attention and what comes after are two functions of tensors alone: they can be compiled,
+    while attention over the cache is the context's.
+    """
 
     def __init__(self, config: WanConfig) -> None:
         super().__init__()
@@ -150,14 +153,21 @@ class Layer(nn.Module):
         self.ffn = nn.Sequential(nn.Linear(config.dim, config.ffn_dim), gelu, nn.Linear(config.ffn_dim, config.dim))
         self.modulation = nn.Parameter(torch.zeros(1, 6, config.dim))
 
-    def forward(
-        self, x: Tensor, time: Tensor, attend: Callable[[Tensor], Tensor], cross: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """x: (B, F, S, D); time: (B, F, 6, D)"""
-        shift, scale, gate, ffn_shift, ffn_scale, ffn_gate = (self.modulation[:, None] + time).chunk(6, dim=2)
-        x = torch.addcmul(x, gate, attend(modulated(x, shift, scale, self.eps)))
-        x = x + cross(self.norm3(x))
-        return torch.addcmul(x, ffn_gate, self.ffn(modulated(x, ffn_shift, ffn_scale, self.eps)))
+    def before(self, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x: (B, F, S, D), time: (B, F, 6, D) -> what self attention takes."""
+        shift, scale, *_ = self._modulation(time)
+        return self.self_attn.project(modulated(x, shift, scale, self.eps))
+
+    def after(self, x: Tensor, attended: Tensor, time: Tensor, sources: Sources, attention: Attention) -> Tensor:
+        """x and time as in `before`; attended: (B, F, S, heads, head_dim)."""
+        _, _, gate, shift, scale, ffn_gate = self._modulation(time)
+        x = torch.addcmul(x, gate, self.self_attn.o(attended.flatten(-2)))
+        x = x + self.cross_attn(self.norm3(x), sources, attention)
+        return torch.addcmul(x, ffn_gate, self.ffn(modulated(x, shift, scale, self.eps)))
+
+    def _modulation(self, time: Tensor) -> tuple[Tensor, ...]:
+        """Six of (B, F, 1, D): shift, scale and gate of self attention, then of the feed-forward net."""
+        return (self.modulation[:, None] + time).chunk(6, dim=2)
 
 
 def modulated(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
@@ -209,7 +219,13 @@ class WanTransformer(nn.Module):
         self.head = Head(config)
         if config.clip_dim is not None:
             self.img_emb = ImageEmbedding(config.clip_dim, config.dim)
+        self._before, self._after = Layer.before, Layer.after
         self._ropes: dict[tuple[int, int], Rope3D] = {}
+
+    def compile_layers(self, backend: str = "inductor") -> None:
+        """Compile both halves of a layer, once for all layers and for the shapes that come: they never change."""
+        self._before = torch.compile(Layer.before, backend=backend, dynamic=False)
+        self._after = torch.compile(Layer.after, backend=backend, dynamic=False)
 
     def forward(self, x: Tensor, t: Tensor, conditioning: Conditioning, context: Context) -> Tensor:
         """x: (B, F, C, H, W); t: (B, F) or (B, 1), 0 .. 1000 -> (B, F, C, H, W)."""
@@ -221,10 +237,16 @@ class WanTransformer(nn.Module):
         rotate = self._rotate(size, tokens, context)
         sources = self._sources(conditioning)
         for i, layer in enumerate(self.blocks):
-            attend = functools.partial(layer.self_attn, layer=i, context=context, rotate=rotate)
-            cross = functools.partial(layer.cross_attn, sources=sources(i), attention=self.attention)
-            tokens = layer(tokens, modulation, attend, cross)
+            q, k, v = self._before(layer, tokens, modulation)
+            attended = context.attend(i, q, k, v, rotate)
+            tokens = self._after(layer, tokens, attended, modulation, sources(i), self.attention)
         return unpatch(self.head(context.unshard(tokens), time), size)
+
+    def prepare(self, conditioning: Conditioning) -> None:
+        """Make the keys and values of cross attention now, so that every pass under this prompt finds them."""
+        sources = self._sources(conditioning)
+        for i in range(len(self.blocks)):
+            sources(i)
 
     def patches(self, x: Tensor, conditioning: Conditioning) -> Tensor:
         """(B, F, C, H, W) -> (B, F, S, D); a convolution whose stride is its kernel is a product over patches."""
@@ -250,12 +272,12 @@ class WanTransformer(nn.Module):
         share = context.shard(torch.arange(rope.tokens, device=tokens.device).view(1, 1, -1, 1)).flatten()
         return functools.partial(rope, share=share)
 
-    def _sources(self, conditioning: Conditioning) -> Callable[[int], list[tuple[Tensor, Tensor]]]:
+    def _sources(self, conditioning: Conditioning) -> Callable[[int], Sources]:
         """The keys and values of cross attention by layer; what they are projected from is made at most once."""
         prompt, image = conditioning.prompt, getattr(conditioning, "image", None)
         text = functools.cache(lambda: self.embed_text(prompt.embedding))
 
-        def of_layer(i: int) -> list[tuple[Tensor, Tensor]]:
+        def of_layer(i: int) -> Sources:
             cross = self.blocks[i].cross_attn
             sources = [prompt.cross_kv(i, lambda _: cross.project(text()))]
             if image is not None:
@@ -285,7 +307,7 @@ def unpatch(patches: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 class OwnFrames:
-    """The context of a bidirectional model: every token of the call sees every other, and there is no past."""
+    """A context without a past: every token of the call sees every other."""
 
     def __init__(self, attention: Attention = sdpa, start: int = 0) -> None:
         self._attention = attention
@@ -304,3 +326,6 @@ class OwnFrames:
                 self._positions = torch.arange(self._start, self._start + q.shape[1])
             q, k = rotate(q, self._positions), rotate(k, self._positions)
         return self._attention(q.flatten(1, 2), k.flatten(1, 2), v.flatten(1, 2)).view_as(q)
+
+    def attend_latent(self, layer: int, q: Tensor, latent: Tensor, expand: Expand, rotate: Rotate | None) -> Tensor:
+        return self.attend(layer, q, *expand(latent), rotate)

@@ -193,7 +193,8 @@ class Up(nn.Module):
             return x
         both = self.time_conv(whole)
         b, _, t, h, w = both.shape
-        return both.view(b, 2, -1, t, h, w).permute(0, 2, 3, 1, 4, 5).reshape(b, -1, 2 * t, h, w)
+        out: Tensor = both.view(b, 2, -1, t, h, w).permute(0, 2, 3, 1, 4, 5).reshape(b, -1, 2 * t, h, w)
+        return out
 
 
 class Coder(nn.Module):

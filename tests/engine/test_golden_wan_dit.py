@@ -8,8 +8,8 @@ from torch import Tensor
 
 from engine.layers.attention import sdpa
 from engine.layers.rope import Rope3D, angles, axis_pairs
-from engine.models import Prompt, Rotate
-from engine.models.wan import OwnFrames, WanConditioning, WanConfig, sinusoid
+from engine.models import Expand, Prompt, Rotate
+from engine.models.wan import OwnFrames, WanConditioning, WanConfig, WanTransformer, sinusoid
 from tests.golden_wan import Case, cases, close, per_frame, transformer
 
 pytestmark = pytest.mark.golden
@@ -74,6 +74,9 @@ class Growing:
         self.held[layer] = keys, values
         return sdpa(rotate(q, positions).flatten(1, 2), keys, values).view_as(q)
 
+    def attend_latent(self, layer: int, q: Tensor, latent: Tensor, expand: Expand, rotate: Rotate | None) -> Tensor:
+        return self.attend(layer, q, *expand(latent), rotate)
+
 
 @pytest.mark.parametrize("case", cases("causal_dit_forward"))
 def test_a_causal_model_with_a_time_per_frame_gives_the_references_flow(case: Case) -> None:
@@ -104,3 +107,14 @@ def test_a_share_of_the_tokens_is_rotated_as_in_the_whole() -> None:
     assert torch.equal(rope(x[:, :, share], positions, share=share), rope(x, positions)[:, :, share])
     with pytest.raises(ValueError, match="expected 8 tokens per latent frame, got 3"):
         rope(x[:, :, share], positions)
+
+
+def test_compiled_layers_give_the_same_flow() -> None:
+    torch.manual_seed(0)
+    sizes = {"dim": 24, "ffn_dim": 16, "num_heads": 2, "num_layers": 3, "text_dim": 6, "text_len": 4, "freq_dim": 8}
+    model = WanTransformer(WanConfig.of(sizes)).eval().requires_grad_(False)
+    x, t = torch.randn(1, 2, 16, 4, 4), torch.full((1, 2), 500.0)
+    conditioning = WanConditioning(Prompt("", torch.randn(1, 3, 6)))
+    plain = model(x, t, conditioning, OwnFrames())
+    model.compile_layers(backend="eager")
+    assert torch.equal(model(x, t, conditioning, OwnFrames()), plain)

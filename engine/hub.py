@@ -1,0 +1,141 @@
+"""Where published files lie, what they need, and how they get here.
+
+    <folder>/<owner>/<repository>/<path>      e.g. ~/.cache/inferix/Wan-AI/Wan2.1-T2V-1.3B/Wan2.1_VAE.pth
+
+`locate` finds a preset's files there and says exactly what is missing; `pull` fetches them with huggingface_hub
+(resumed where a download was cut, nothing fetched when offline); `needs` is arithmetic from the preset's sizes. Knows
+no modules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.kvcache import policy
+from engine.models.presets import File, MissingFiles, Part, Preset
+
+logger = logging.getLogger(__name__)
+DEFAULT_FOLDER = Path.home() / ".cache" / "inferix"
+BF16_BYTES = 2
+
+
+class HubUnavailable(RuntimeError):
+    """Files cannot be fetched from here; the message says why, and where they may be put by hand."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a preset takes, in bytes."""
+
+    disk: int
+    network: int  # on the device, in bfloat16
+    kv: int  # for one world, at the policy's window
+    decoder: int
+    text_encoder: int
+    working: int  # activations of one block, about
+
+    @property
+    def device(self) -> int:
+        """With the text encoder freed after each prompt."""
+        return self.network + self.kv + self.decoder + self.working
+
+
+@dataclass(frozen=True)
+class Found:
+    """One published file as it lies here."""
+
+    file: File
+    path: Path | None  # None: missing
+    bytes: int = 0
+    sha256: str = ""
+
+
+def locate(preset: Preset, folder: Path | None = None, *, tiny: bool = False) -> dict[Part, Path]:
+    """The path of each part's checkpoint. Raises MissingFiles and names every file that is not there."""
+    root = folder or DEFAULT_FOLDER
+    wanted = [f for f in preset.files if tiny or f.part != "tiny_decoder"]
+    paths = {file.part: path(root, file) for file in wanted}
+    missing = [file for file in wanted if paths[file.part] is None]
+    if missing:
+        raise MissingFiles(f"{preset.name}: {layout(root, missing)}")
+    return {part: found for part, found in paths.items() if found is not None}
+
+
+def path(root: Path, file: File) -> Path | None:
+    """Where a part's checkpoint is: the file, the index of its shards, or the folder that holds several."""
+    base = root / file.repo
+    found = [p for p in sorted(base.glob(file.path)) if p.is_file()]
+    if not found:
+        return None
+    if "*" not in file.path:
+        return found[0]
+    index = [p for p in found if p.name.endswith(".index.json")]
+    return index[0] if index else found[0].parent
+
+
+def layout(root: Path, missing: list[File]) -> str:
+    """What is expected where, for a person."""
+    lines = [f"  {root / file.repo / file.path}    ({_size(file.bytes)}, {file.part})" for file in missing]
+    return "expected these published files, which are not there:\n" + "\n".join(lines)
+
+
+def needs(preset: Preset, kv: str = "", *, tiny: bool = False) -> Needs:
+    """Disk and device memory of a preset at a KV policy (its own by default), from its sizes alone."""
+    s, rule = preset.sizes, policy.parse(kv, policy.parse(preset.kv))
+    held = rule.most_held(preset.frames_per_block) or preset.frames_per_block
+    store_bits = {"native": 16, "fp8": 8, "int8": 8, "int4": 4}[rule.store]
+    frame = 2 * s.layers * s.kv_heads * s.head_dim * s.tokens_per_frame * store_bits // 8
+    tokens = preset.frames_per_block * s.tokens_per_frame
+    return Needs(
+        disk=sum(f.bytes for f in preset.files if tiny or f.part != "tiny_decoder"),
+        network=s.parameters * BF16_BYTES,
+        kv=held * frame,
+        decoder=s.decoder_parameters * BF16_BYTES,
+        text_encoder=s.text_parameters * BF16_BYTES,
+        working=tokens * (s.ffn_dim + 12 * s.dim) * BF16_BYTES,
+    )
+
+
+def pull(preset: Preset, folder: Path | None = None, *, tiny: bool = False) -> list[Path]:
+    """Fetch what is missing. Raises HubUnavailable without a network, with the layout that would do instead."""
+    root = folder or DEFAULT_FOLDER
+    wanted = [f for f in preset.files if (tiny or f.part != "tiny_decoder") and path(root, f) is None]
+    if not wanted:
+        return []
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+    except ImportError as error:
+        raise HubUnavailable("expected the extra inferix-live[models] to be installed (huggingface_hub)") from error
+    try:
+        for file in wanted:
+            logger.info("fetching %s of %s", file.path, file.repo)
+            snapshot_download(file.repo, allow_patterns=[file.path], local_dir=root / file.repo)
+    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise HubUnavailable(f"{preset.name}: no download ({reason}); {layout(root, wanted)}") from error
+    return [found for file in wanted if (found := path(root, file)) is not None]
+
+
+def check(preset: Preset, folder: Path | None = None, *, hashes: bool = True) -> list[Found]:
+    """Every file of a preset as it lies here, with its size and hash."""
+    root = folder or DEFAULT_FOLDER
+    found = []
+    for file in preset.files:
+        there = [p for p in sorted((root / file.repo).glob(file.path)) if p.is_file()]
+        if not there:
+            found.append(Found(file, None))
+        found += [Found(file, p, p.stat().st_size, _sha256(p) if hashes else "") for p in there]
+    return found
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

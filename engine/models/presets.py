@@ -1,0 +1,291 @@
+"""The models this engine can run by name: one row of values each. Families differ in code, rows differ in values only.
+
+A row says which function loads the model, how its blocks are denoised, what they see of the past, which published files
+it needs and how big it is. Rows are data: no weights are touched here, and a family's code is imported when it loads.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from engine.protocol import PromptMode
+
+if TYPE_CHECKING:
+    from engine.models import BlockModel
+
+Part = Literal["transformer", "lora", "text_encoder", "tokenizer", "decoder", "tiny_decoder", "image_encoder"]
+Recache = Literal["blocks", "joint", "joint-keep-sink"]
+
+
+class UnknownModel(ValueError):
+    """A model that no row and no entry point is named after."""
+
+
+class MissingFiles(FileNotFoundError):
+    """A model's published files are not where they are looked for; the message says where, and how to get them."""
+
+
+@dataclass(frozen=True)
+class FewStep:
+    """Distilled models: denoise, re-noise to the next time, `len(steps)` times.
+
+    `steps` count down from 1000; with `warp` they are positions in the shifted table, otherwise times as they are.
+    """
+
+    steps: tuple[int, ...]
+    shift: float
+    warp: bool = True
+    context_time: float = 0.0  # told to the model in the clean pass
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Undistilled models: `steps` Euler steps along the flow with classifier-free guidance."""
+
+    steps: int
+    shift: float
+    guidance: float
+
+
+@dataclass(frozen=True)
+class Segments:
+    """A model trained on clips: every `frames` latent frames it starts anew from the last `overlap` (CausVid)."""
+
+    frames: int
+    overlap: int
+
+
+@dataclass(frozen=True)
+class File:
+    """A published file. `path` may be a pattern; `bytes` is about the size of all files of the pattern together."""
+
+    part: Part
+    repo: str
+    path: str
+    bytes: int
+    container: str = ""  # top-level entry of a checkpoint that holds several; "": whichever there is, averaged first
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What memory and disk are computed from; tokens at the row's own picture size."""
+
+    parameters: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    tokens_per_frame: int
+    dim: int
+    ffn_dim: int
+    decoder_parameters: int = 0
+    text_parameters: int = 0
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A row."""
+
+    name: str
+    family: str
+    about: str
+    loader: str  # "module:function" taking (preset, options)
+    architecture: str  # which of the family's networks
+    sampler: Any  # a spec of this module, or one that the family brings with it
+    kv: str  # the policy in its declarative form
+    width: int
+    height: int
+    fps: float
+    frames_per_block: int
+    sizes: Sizes
+    files: tuple[File, ...] = ()
+    licence: str = ""
+    switch: tuple[PromptMode, int] = ("cut", 1)  # how a prompt replaces another when nothing is said
+    recache: Recache = "blocks"
+    segments: Segments | None = None
+    first_block_frames: int | None = None
+    lora_scale: float = 1.0  # alpha / rank
+    blend: Literal["linear", "spherical"] = "linear"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a model is to be loaded: what is the machine's or the user's choice, not the model's."""
+
+    device: str = "cpu"
+    dtype: str | None = None  # "bfloat16", "float32" …; None: bfloat16 on an accelerator, float32 on a CPU
+    folder: Path | None = None  # where published files lie; None: the default folder
+    width: int | None = None
+    height: int | None = None
+    decoder: Literal["full", "tiny"] = "full"
+    keep_text_encoder: bool = True  # False: load it for each prompt and free it afterwards
+    compile: bool = False
+    attention: str = "auto"
+
+
+def find(name: str) -> Preset:
+    """The row of this name, or the one that an installed entry point of the group `inferix.models` gives."""
+    if name in PRESETS:
+        return PRESETS[name]
+    for entry in entry_points(group="inferix.models"):
+        if entry.name == name:
+            preset: Preset = entry.load()
+            return preset
+    raise UnknownModel(f"model: expected one of {', '.join(sorted(PRESETS))}; got {name!r}")
+
+
+def load(name: str, options: LoadOptions) -> BlockModel:
+    """The model of this name, weights and all. Raises UnknownModel, MissingFiles or WeightsError."""
+    preset = find(name)
+    module, _, function = preset.loader.partition(":")
+    loader: Callable[[Preset, LoadOptions], BlockModel] = getattr(importlib.import_module(module), function)
+    return loader(preset, options)
+
+
+# ----------------------------------------------------------------------------------------------------- Wan2.1
+
+_WAN_1_3B = Sizes(1_418_996_800, 30, 12, 128, 1560, 1536, 8960, 126_892_531, 5_680_910_336)
+_WAN_14B = Sizes(14_288_491_584, 40, 40, 128, 1560, 5120, 13824, 126_892_531, 5_680_910_336)
+_WAN_I2V = Sizes(16_394_878_784, 40, 40, 128, 1560, 5120, 13824, 126_892_531, 5_680_910_336)
+
+_BASE = "Wan-AI/Wan2.1-T2V-1.3B"
+_SHARED = (
+    File("decoder", _BASE, "Wan2.1_VAE.pth", 507_609_880),
+    File("text_encoder", _BASE, "models_t5_umt5-xxl-enc-bf16.pth", 11_361_920_418),
+    File("tokenizer", _BASE, "google/umt5-xxl/*", 21_000_000),
+)
+TINY_DECODER = File("tiny_decoder", "madebyollin/taehv", "taew2_1.pth", 22_600_000)
+_IMAGE = "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth"
+_SELF_FORCING_STEPS = FewStep((1000, 750, 500, 250), shift=5.0)
+_LONGLIVE = "Efficient-Large-Model/LongLive-1.3B"
+_LONGLIVE_FILES = (
+    File("transformer", _LONGLIVE, "models/longlive_base.pt", 5_676_000_000),
+    File("lora", _LONGLIVE, "models/lora.pt", 1_400_000_000, "generator_lora"),
+    *_SHARED,
+)
+
+
+def _wan(name: str, about: str, architecture: str, sizes: Sizes, **values: Any) -> Preset:
+    common = {"width": 832, "height": 480, "fps": 16.0, "frames_per_block": 3} | values
+    return Preset(name, "wan2.1", about, "engine.models.wan_model:load", architecture, sizes=sizes, **common)
+
+
+_ROWS = (
+    _wan(
+        "self-forcing-1.3b",
+        "text to video in 4 steps, trained on its own roll-outs",
+        "t2v-1.3b",
+        _WAN_1_3B,
+        sampler=_SELF_FORCING_STEPS,
+        kv="window=21",
+        files=(
+            File(
+                "transformer", "gdhe17/Self-Forcing", "checkpoints/self_forcing_dmd.pt", 11_400_000_000, "generator_ema"
+            ),
+            *_SHARED,
+        ),
+        licence="see huggingface.co/gdhe17/Self-Forcing",
+    ),
+    _wan(
+        "causvid-1.3b",
+        "text to video in 3 steps, in clips of 21 latent frames that overlap",
+        "t2v-1.3b",
+        _WAN_1_3B,
+        sampler=FewStep((1000, 757, 522), shift=8.0, warp=False),
+        kv="window=21",
+        segments=Segments(frames=21, overlap=3),
+        files=(
+            File("transformer", "tianweiy/CausVid", "autoregressive_checkpoint/model.pt", 5_676_000_000, "generator"),
+            *_SHARED,
+        ),
+        licence="see huggingface.co/tianweiy/CausVid",
+    ),
+    _wan(
+        "longlive-1.3b",
+        "text to long video with a sink; the past is computed again when the prompt changes",
+        "t2v-1.3b",
+        _WAN_1_3B,
+        sampler=_SELF_FORCING_STEPS,
+        kv="window=12 sink=3",
+        switch=("recache", 1),
+        recache="joint-keep-sink",
+        files=_LONGLIVE_FILES,
+        licence="see huggingface.co/Efficient-Large-Model/LongLive-1.3B",
+    ),
+    _wan(
+        "longlive-infinity-1.3b",
+        "LongLive with positions counted inside the window: no world is too long",
+        "t2v-1.3b",
+        _WAN_1_3B,
+        sampler=_SELF_FORCING_STEPS,
+        kv="window=12 sink=3 positions=window",
+        switch=("recache", 1),
+        recache="joint-keep-sink",
+        files=_LONGLIVE_FILES,
+        licence="see huggingface.co/Efficient-Large-Model/LongLive-1.3B",
+    ),
+    _wan(
+        "krea-realtime-14b",
+        "text to video in 4 steps, ten times the size",
+        "t2v-14b",
+        _WAN_14B,
+        sampler=_SELF_FORCING_STEPS,
+        kv="window=9 sink=3",
+        switch=("recache", 1),
+        recache="blocks",
+        files=(
+            File("transformer", "krea/krea-realtime-video", "krea-realtime-video-14b.safetensors", 28_577_000_000),
+            *_SHARED,
+        ),
+        licence="see huggingface.co/krea/krea-realtime-video",
+        note="window and sink are this project's choice, not checked against the published sampler",
+    ),
+    _wan(
+        "wan2.1-1.3b",
+        "the undistilled bidirectional model, one clip of 81 pictures: the reference",
+        "t2v-1.3b",
+        _WAN_1_3B,
+        sampler=Flow(50, shift=5.0, guidance=5.0),
+        kv="window=0",
+        frames_per_block=21,
+        files=(File("transformer", _BASE, "diffusion_pytorch_model.safetensors", 5_676_000_000), *_SHARED),
+        licence="Apache-2.0",
+    ),
+    _wan(
+        "wan2.1-14b",
+        "the undistilled bidirectional model at 14B",
+        "t2v-14b",
+        _WAN_14B,
+        sampler=Flow(50, shift=5.0, guidance=5.0),
+        kv="window=0",
+        frames_per_block=21,
+        files=(
+            File("transformer", "Wan-AI/Wan2.1-T2V-14B", "diffusion_pytorch_model*.safetensors*", 57_154_000_000),
+            *_SHARED,
+        ),
+        licence="Apache-2.0",
+    ),
+    _wan(
+        "wan2.1-i2v-14b",
+        "the undistilled bidirectional model that starts from a picture",
+        "i2v-14b",
+        _WAN_I2V,
+        sampler=Flow(40, shift=3.0, guidance=5.0),
+        kv="window=0",
+        frames_per_block=21,
+        files=(
+            File("transformer", "Wan-AI/Wan2.1-I2V-14B-480P", "diffusion_pytorch_model*.safetensors*", 65_580_000_000),
+            File("image_encoder", "Wan-AI/Wan2.1-I2V-14B-480P", _IMAGE, 4_772_000_000),
+            *_SHARED,
+        ),
+        licence="Apache-2.0",
+    ),
+)
+
+PRESETS: dict[str, Preset] = {row.name: row for row in _ROWS}
+"""By name. Other families add their rows here."""
