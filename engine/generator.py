@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from engine.models import BlockModel, BlockSignals, Conditioning
+from engine.models import BlockModel, Conditioning
 from engine.samplers import before_each, clean_pass
 from engine.world import Kept, World, empty_frame
 
@@ -130,8 +130,8 @@ class Generator:
     def _recache_jointly(self, world: World, keep_sink: bool) -> None:
         """The r = min(window, frames made) newest frames in one bidirectional call.
 
-        With `keep_sink`, once frames have left the window, the sink stays and the first of the r frames are queries only.
-        Without, the sink is from now on the first frames of the re-cached ones.
+        With `keep_sink`, once frames have left the window, the sink stays and the first r frames are queries only.
+        Without, the sink is from now on the first of the re-cached frames.
         """
         now, _ = world.signals()
         for branch, cache in enumerate(world.caches):

@@ -30,11 +30,12 @@ class Switch:
 
 @dataclass(frozen=True)
 class PromptValue:
-    """The prompt of a block: `prompt` alone, or on its way from `before` with weight in (0, 1)."""
+    """The prompt of a block: `prompt` alone, or on its way from `before`."""
 
     prompt: Prompt
     before: Prompt | None
-    weight: float
+    weight: float  # at the end of the block
+    weight_start: float  # at its beginning
     began: bool  # this block is the first under `prompt`
     change: PromptChange
 
@@ -66,10 +67,10 @@ class PromptTrack:
         assert last.prompt is not None
         before = due[-2].prompt if len(due) > 1 else None
         over = last.change.over_blocks if last.change.mode == "blend" else 1
-        weight = min(1.0, (block - last.block + 1) / over)
-        blending = before is not None and last.change.mode == "blend" and block - last.block < over
-        began = block == last.block
-        return PromptValue(last.prompt, before if blending else None, weight if blending else 1.0, began, last.change)
+        age, began = block - last.block, block == last.block
+        if before is None or last.change.mode != "blend" or age >= over:
+            return PromptValue(last.prompt, None, 1.0, 1.0, began, last.change)
+        return PromptValue(last.prompt, before, (age + 1) / over, age / over, began, last.change)
 
     def forget_before(self, block: int) -> None:
         """Drop what no block from `block` on can ask for."""

@@ -7,7 +7,6 @@ the same world. Knows no clock, no scheduling and no arithmetic of models: `gene
 from __future__ import annotations
 
 import copy
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,7 +49,7 @@ class World:
         self.start = 0
         self.motion: tuple[float, ...] = ()
         self.extra: dict[str, Tensor] = {}
-        self.kept: deque[Kept] = deque()
+        self.kept: list[Kept] = []
         self.in_flight: State = None  # of a sampler that has several blocks under way
         self.decoder_state: State = None
         self.prompts = PromptTrack(model.encode)
@@ -90,6 +89,7 @@ class World:
             prompt=value.prompt,
             before=value.before,
             weight=value.weight,
+            weight_start=value.weight_start,
             action=self.actions.at(block),
             motion=self.motion,
             extra=self.extra,
@@ -105,8 +105,7 @@ class World:
         self.block += 1
         self.start += signals.frames
         held = set(self.caches[0].held)
-        while len(self.kept) > 1 and held.isdisjoint(range(*_span(self.kept[0].signals))):
-            self.kept.popleft()
+        self.kept = [k for k in self.kept if k.signals is signals or not held.isdisjoint(_span(k.signals))]
         self.prompts.forget_before(self.block)
         self.actions.forget_before(self.block)
 
@@ -135,7 +134,7 @@ class World:
         """A second world that goes on from here; cache pages are shared until the two differ."""
         twin = copy.copy(self)
         twin.caches = tuple(cache.fork() for cache in self.caches)
-        twin.kept = deque(self.kept)
+        twin.kept = list(self.kept)
         twin.prompts, twin.actions = self.prompts.copy(), self.actions.copy()
         twin.in_flight, twin.decoder_state = copy.deepcopy((self.in_flight, self.decoder_state))
         return twin
@@ -159,7 +158,7 @@ class World:
         self.motion = state["motion"]
         for cache, saved in zip(self.caches, state["caches"], strict=True):
             cache.restore(saved)
-        self.kept = deque(state["kept"])
+        self.kept = list(state["kept"])
         self.prompts.switches = PromptTrack(self.model.encode, list(state["prompts"])).copy().switches
         self.actions.states = list(state["actions"])
         self.in_flight, self.decoder_state = copy.deepcopy((state["in_flight"], state["decoder"]))
@@ -179,8 +178,8 @@ class World:
         return PromptChange(change.at_s, change.text, mode, over)
 
 
-def _span(signals: BlockSignals) -> tuple[int, int]:
-    return signals.start, signals.start + signals.frames
+def _span(signals: BlockSignals) -> range:
+    return range(signals.start, signals.start + signals.frames)
 
 
 def _in_order(prompts: tuple[PromptChange, ...]) -> tuple[PromptChange, ...]:

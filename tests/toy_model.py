@@ -6,6 +6,7 @@ Tests of the engine build worlds of it in a line; tests of the models themselves
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +38,11 @@ class ToyDecoder:
         mixed = (torch.cat([before, latents[:-1]]) + latents) / 2
         pictures = (mixed[:, :3].sigmoid() * 255).to(torch.uint8).permute(0, 2, 3, 1)
         return pictures.repeat_interleave(2, 0), latents[-1:].clone()
+
+
+@dataclass(eq=False)
+class ToyConditioning(Conditioning):
+    pan: Tensor = field(default_factory=lambda: torch.zeros(1))  # (B,)
 
 
 class ToyModel(nn.Module):
@@ -88,13 +94,15 @@ class ToyModel(nn.Module):
     def condition(self, signals: BlockSignals) -> Conditioning:
         pan = signals.action.values.get("pan", 0.0) + ("right" in signals.action.keys) - ("left" in signals.action.keys)
         at = (signals.motion[0] if signals.motion else 0.0) + pan
-        return Conditioning(signals.prompt, (at,))
+        return ToyConditioning(signals.prompt, (at,), pan=torch.tensor([at], dtype=self.dtype))
 
     def negative(self, conditioning: Conditioning) -> Conditioning:
-        return Conditioning(Prompt("", conditioning.prompt.embedding * 0), conditioning.motion)
+        return replace(conditioning, prompt=Prompt("", conditioning.prompt.embedding * 0))
 
     def forward(self, x: Tensor, t: Tensor, conditioning: Conditioning, context: Context) -> Tensor:
-        h = self.embed(x.flatten(3).transpose(2, 3)) + t[:, :, None, None].to(x.dtype) + conditioning.motion[0]
+        h = self.embed(x.flatten(3).transpose(2, 3)) + t[:, :, None, None].to(x.dtype)
+        assert isinstance(conditioning, ToyConditioning)
+        h = h + conditioning.pan[:, None, None, None]
         h = context.shard(h)
         for i, layer in enumerate(self.layers):
             h = layer(h, i, conditioning.prompt, context, self)

@@ -7,12 +7,15 @@
         block.commit()                          # leaving without commit gives the pages back: nothing has happened
 
 Committed pages are never written again, so a fork shares them. Letting go of frames that no later block reads happens
-when a block is staged, and holds whether or not that block succeeds. Knows no model and no noise; see `staged.py` for
-what a model sees.
+when a block is staged, and holds whether or not that block succeeds. Every frame has a slot, its place in the order in
+which keys are attended to; slots follow from the policy alone, so that a fork, a restored or an offloaded cache adds up
+the same numbers in the same order as the original, wherever its pages lie. Knows no model and no noise; see `staged.py`
+for what a model sees.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -50,6 +53,7 @@ class KVCache:
         self.copied_bytes = 0  # written into pages
         self.gathered_bytes = 0  # moved because the visible pages did not lie in one run, or not as they are read
         self._pages: dict[int, int] = {}  # frame -> page
+        self._slots: dict[int, int] = {}  # frame -> slot
         self._blocks: list[range] = []  # committed blocks of which frames are held
         self._summaries: dict[int, Tensor] = {}  # frame -> mean key per head (layers, heads, head_dim)
         self._home: range = range(0)  # the run this world reserved
@@ -67,16 +71,21 @@ class KVCache:
         if visible is None:
             self._let_go(start, frames)
             visible = self.policy.visible(start, frames, self.origin)
+            survivors = self.held
+        else:
+            survivors = [*visible]
         visible = [f for f in visible if f in self]
-        pages = self._take(frames - hidden)
-        return StagedBlock(self, start, frames, visible, pages, hidden)
+        slots = self._unused_slots(frames - hidden, survivors)
+        return StagedBlock(self, start, frames, visible, self._take(slots), slots, hidden)
 
     def accept(self, block: StagedBlock) -> None:
         """Make a staged block part of the past (called by its `commit`)."""
         self.drop(f for f in block.stored if f in self)
         self._pages.update(zip(block.stored, block.pages, strict=True))
+        self._slots.update(zip(block.stored, block.slots, strict=True))
         self._summaries.update(block.summaries)
         self._blocks.append(range(block.stored.start, block.stored.stop))
+        self._come_home()
         after = block.start + block.frames
         self.host.prefetch(self.policy.visible(after, self.frames_per_block, self.origin))
 
@@ -98,6 +107,10 @@ class KVCache:
     def page_of(self, frame: int) -> int | None:
         """The device page of a frame; None while it waits in host memory."""
         return self._pages.get(frame)
+
+    def slot_of(self, frame: int) -> int:
+        """The place of a frame in the order of attention."""
+        return self._slots[frame]
 
     def select(self, layer: int, frames: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Stored keys and values (n, S, heads, head_dim) of any frames held, in the order asked for."""
@@ -134,6 +147,7 @@ class KVCache:
             if frame in self._pages:
                 self._release(self._pages.pop(frame))
             self._summaries.pop(frame, None)
+            self._slots.pop(frame)
         self.host.drop(gone)
         self._blocks = [b for b in self._blocks if any(f in self for f in b)]
 
@@ -142,7 +156,7 @@ class KVCache:
         twin = KVCache(self.pool, self.policy, self.frames_per_block, self.attend, self.shelf)
         self.pool.share(list(self._pages.values()))
         twin._pages, twin._blocks, twin._summaries = dict(self._pages), list(self._blocks), dict(self._summaries)
-        twin.host, twin.origin = self.host.copy(), self.origin
+        twin.host, twin.origin, twin._slots = self.host.copy(), self.origin, dict(self._slots)
         return twin
 
     def close(self) -> None:
@@ -160,6 +174,7 @@ class KVCache:
             state["summaries"] = torch.stack([self._summaries[f] for f in held])
         blocks = [(b.start, b.stop) for b in self._blocks]
         state["frames"] = torch.tensor(held, dtype=torch.int64)
+        state["slots"] = torch.tensor([self._slots[f] for f in held], dtype=torch.int64)
         state["blocks"] = torch.tensor(blocks, dtype=torch.int64).view(-1, 2)
         state["origin"] = torch.tensor(self.origin)
         return state
@@ -168,11 +183,13 @@ class KVCache:
         """Fill this cache, which must be empty, from a snapshot. Raises CacheFull if the pool is too small."""
         assert not self.held, "restore into an empty cache"
         frames = [int(f) for f in state["frames"]]
-        pages = self._take(len(frames))
+        slots = [int(s) for s in state["slots"]]
+        pages = self._take(slots)
         for name, plane in self.pool.storage.planes.items():
             if frames:
                 plane[:, torch.tensor(pages)] = state[f"page.{name}"].transpose(0, 1).to(plane.device)
         self._pages = dict(zip(frames, pages, strict=True))
+        self._slots = dict(zip(frames, slots, strict=True))
         self._blocks = [range(int(a), int(b)) for a, b in state["blocks"]]
         self.origin = int(state["origin"])
         if "summaries" in state:
@@ -190,13 +207,20 @@ class KVCache:
                 self.host.put(frame, self._page_data(frame))
                 self._release(self._pages.pop(frame))
 
-    def _take(self, count: int) -> list[int]:
-        """Pages for new frames: from the run this world has reserved, or from a new one."""
+    def _unused_slots(self, count: int, survivors: Sequence[int]) -> list[int]:
+        used = {self._slots[f] for f in survivors if f in self}
+        return list(itertools.islice((slot for slot in itertools.count() if slot not in used), count))
+
+    def _take(self, slots: Sequence[int]) -> list[int]:
+        """Pages for new frames, in the order of their slots if it can be had: from the run this world has reserved."""
+        count = len(slots)
         if len(self._spare) < count:
             self._reserve(count)
         if len(self._spare) < count:
             return self.pool.take(count, max(self._pages.values(), default=-1))
-        taken, self._spare = self._spare[:count], self._spare[count:]
+        at_home = [self._home.start + slot for slot in slots]
+        taken = at_home if self._bounded and set(at_home) <= set(self._spare) else self._spare[:count]
+        self._spare = [page for page in self._spare if page not in taken]
         return taken
 
     def _reserve(self, count: int) -> None:
@@ -208,6 +232,23 @@ class KVCache:
         if self.pool.free >= wanted:
             run = self.pool.take(wanted, after=self._home[-1] if most is None and self._home else -1)
             self._spare, self._home = sorted(run), range(min(run), max(run) + 1)
+
+    def _come_home(self) -> None:
+        """Move this world's own pages to their slots in the run it has reserved (after a re-cache, or a fork's end)."""
+        if not self._bounded:
+            return
+        for frame, page in list(self._pages.items()):
+            home = self._home.start + self._slots[frame]
+            if page != home and home in self._spare and self.pool.references(page) == 1:
+                for plane in self.pool.storage.planes.values():
+                    plane[:, home] = plane[:, page]
+                self._spare.remove(home)
+                self._pages[frame] = home
+                self._release(page)
+
+    @property
+    def _bounded(self) -> bool:
+        return self.policy.most_held(self.frames_per_block) is not None
 
     def _release(self, page: int) -> None:
         if page in self._home and self.pool.references(page) == 1:

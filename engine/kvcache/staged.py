@@ -8,12 +8,14 @@ workspace, once per block and layer, with room for the block's own behind them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
+from engine.kvcache.quant import PageShape
 from engine.models import Context, Expand, Rotate
 
 if TYPE_CHECKING:
@@ -24,12 +26,19 @@ class StagedBlock:
     """The block at [start, start + frames); see `KVCache.stage`."""
 
     def __init__(
-        self, cache: KVCache, start: int, frames: int, visible: list[int], pages: list[int], hidden: int
+        self,
+        cache: KVCache,
+        start: int,
+        frames: int,
+        visible: list[int],
+        pages: list[int],
+        slots: list[int],
+        hidden: int,
     ) -> None:
         self.clean = False  # True during the pass whose keys and values stay
         self.start, self.frames = start, frames
         self.stored = range(start + hidden, start + frames)
-        self.pages = pages
+        self.pages, self.slots = pages, slots
         self.summaries: dict[int, Tensor] = {}
         self._cache, self._visible, self._hidden = cache, visible, hidden
         self._open = True
@@ -38,7 +47,7 @@ class StagedBlock:
         self._positions = self._count_positions(visible, device)
         self._slab = self._find_slab()
         self._workspace: Workspace | None = None
-        self._past_tokens: dict[int, int] = {}  # layer -> tokens of the past that lie in the workspace
+        self._order: dict[int, Order] = {}  # layer -> where each frame's keys stand in the workspace
 
     def __enter__(self) -> Self:
         return self
@@ -108,14 +117,17 @@ class StagedBlock:
     # -------------------------------------------------------------------------------------------- storage
 
     def _find_slab(self) -> range | None:
-        """The run of pages that is exactly what is visible, if there is one that can be attended to as it lies."""
+        """The run of pages that is what is visible, in the order of slots, if it can be attended to as it lies."""
         cache = self._cache
         if not cache.pool.storage.direct or cache.policy.positions == "window" or cache.policy.topk:
             return None
-        past = [cache.page_of(f) for f in self._visible]
-        pages = sorted(p for p in (*past, *self.pages) if p is not None)
-        run = range(pages[0], pages[-1] + 1)
-        return run if None not in past and len(run) == len(pages) else None
+        placed = [(cache.slot_of(f), cache.page_of(f)) for f in self._visible]
+        placed += zip(self.slots, self.pages, strict=True)
+        pages = [page for _, page in sorted(placed, key=lambda p: p[0])]
+        first = pages[0]
+        if first is None or pages != list(range(first, first + len(pages))):
+            return None
+        return range(first, first + len(pages))
 
     def _store(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Write the block's pages: at each step when they are attended to in place, else in the clean pass only."""
@@ -143,10 +155,10 @@ class StagedBlock:
 
     def _bring_past(self, layer: int, q: Tensor, rotate: Rotate | None, expand: Expand | None) -> None:
         """Put the visible past of one layer into the workspace, the first time this block asks for it."""
-        if layer in self._past_tokens:
+        if layer in self._order:
             return
         past = self._choose(layer, q)
-        self._past_tokens[layer] = len(past) * self._cache.pool.format.geometry.tokens
+        self._order[layer] = order = Order.of([self._cache.slot_of(f) for f in past], self.slots, q.device)
         if not past:
             return
         k, v = self._cache.select(layer, past)
@@ -154,7 +166,7 @@ class StagedBlock:
             k, v = (x[0] for x in expand(k.squeeze(2)[None]))
         if rotate is not None:
             k = rotate(k[None], self._past_positions(past))[0]
-        self._workspace_for(layer).fill(layer, 0, k.flatten(0, 1), v.flatten(0, 1))
+        self._borrow_workspace().fill(layer, order.past, k, v)
         self._cache.gathered_bytes += 2 * k.numel() * k.element_size()
 
     def _choose(self, layer: int, q: Tensor) -> list[int]:
@@ -172,18 +184,16 @@ class StagedBlock:
         return sorted(chosen.union(self._visible))
 
     def _join(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        past = self._past_tokens[layer]
-        k, v = k[0, self._hidden :].flatten(0, 1), v[0, self._hidden :].flatten(0, 1)
-        workspace = self._workspace_for(layer)
-        workspace.fill(layer, past, k, v)
-        return workspace.read(layer, past + k.shape[0])
+        order, workspace = self._order[layer], self._borrow_workspace()
+        workspace.fill(layer, order.own, k[0, self._hidden :], v[0, self._hidden :])
+        return workspace.read(layer, order.frames)
 
-    def _workspace_for(self, layer: int) -> Workspace:
+    def _borrow_workspace(self) -> Workspace:
         if self._workspace is None:
             g, form = self._cache.pool.format.geometry, self._cache.pool.format
             extra = self._cache.policy.topk * self._cache.frames_per_block
-            tokens = (len(self._visible) + extra + len(self.stored)) * g.tokens
-            shape = (g.layers, 1, tokens, g.heads, g.head_dim)
+            frames = len(self._visible) + extra + len(self.stored)
+            shape = (g.layers, frames, g.tokens, g.heads, g.head_dim)
             self._workspace = self._cache.shelf.take(shape, form.dtype, self._cache.pool.device)
         return self._workspace
 
@@ -224,23 +234,41 @@ class Batch:
         )
 
 
-class Workspace:
-    """Keys and values of all layers in the order they were filled in."""
+@dataclass(frozen=True)
+class Order:
+    """Ranks of the past frames and of the block's own among all that are attended to, by slot."""
 
-    def __init__(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+    past: Tensor
+    own: Tensor
+
+    @classmethod
+    def of(cls, past: Sequence[int], own: Sequence[int], device: torch.device) -> Order:
+        rank = {slot: i for i, slot in enumerate(sorted([*past, *own]))}
+        return cls(*(torch.tensor([rank[s] for s in slots], device=device, dtype=torch.int64) for slots in (past, own)))
+
+    @property
+    def frames(self) -> int:
+        return len(self.past) + len(self.own)
+
+
+class Workspace:
+    """Keys and values of all layers, frame by frame, in the order of attention."""
+
+    def __init__(self, shape: PageShape, dtype: torch.dtype, device: torch.device) -> None:
         self.k, self.v = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
 
-    def fits(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> bool:
-        layers, _, tokens, heads, dim = self.k.shape
-        return (layers, heads, dim) == (shape[0], *shape[3:]) and tokens >= shape[2] and self.k.dtype == dtype
+    def fits(self, shape: PageShape, dtype: torch.dtype) -> bool:
+        layers, frames, *rest = self.k.shape
+        return (layers, *rest) == (shape[0], *shape[2:]) and frames >= shape[1] and self.k.dtype == dtype
 
-    def fill(self, layer: int, at: int, k: Tensor, v: Tensor) -> None:
-        """Write (tokens, heads, head_dim) from token `at` on."""
-        self.k[layer, 0, at : at + k.shape[0]] = k
-        self.v[layer, 0, at : at + v.shape[0]] = v
+    def fill(self, layer: int, ranks: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write (n, S, heads, head_dim) at these ranks."""
+        self.k[layer].index_copy_(0, ranks, k)
+        self.v[layer].index_copy_(0, ranks, v)
 
-    def read(self, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
-        return self.k[layer, :, :tokens], self.v[layer, :, :tokens]
+    def read(self, layer: int, frames: int) -> tuple[Tensor, Tensor]:
+        """The first frames as (1, tokens, heads, head_dim)."""
+        return self.k[layer, :frames].flatten(0, 1)[None], self.v[layer, :frames].flatten(0, 1)[None]
 
 
 class Shelf:
@@ -249,7 +277,7 @@ class Shelf:
     def __init__(self) -> None:
         self._free: list[Workspace] = []
 
-    def take(self, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device) -> Workspace:
+    def take(self, shape: PageShape, dtype: torch.dtype, device: torch.device) -> Workspace:
         for i, workspace in enumerate(self._free):
             if workspace.fits(shape, dtype):
                 return self._free.pop(i)

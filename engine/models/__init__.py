@@ -118,6 +118,7 @@ class BlockSignals:
     prompt: Prompt
     before: Prompt | None = None  # the prompt that `prompt` is replacing, while a blend lasts
     weight: float = 1.0  # of `prompt` against `before` at the end of this block, in (0, 1]
+    weight_start: float = 1.0  # at its beginning
     action: ActionState = ActionState()
     motion: tuple[float, ...] = ()  # what the model made of the actions of the blocks before; () at the start
     extra: Mapping[str, Tensor] = field(
@@ -127,7 +128,11 @@ class BlockSignals:
 
 @dataclass(eq=False)
 class Conditioning:
-    """What `forward` reads besides the noisy latents. Tensors have a leading batch axis; a model may subclass it."""
+    """What `forward` reads besides the noisy latents; a model may subclass it.
+
+    Tensors and prompts are stacked when worlds share a batch; anything else is taken from the first world of it, so
+    `forward` must not read it.
+    """
 
     prompt: Prompt
     motion: tuple[float, ...] = ()  # after this block

@@ -1,0 +1,82 @@
+"""Signals have a value at every block, and asking for it changes nothing."""
+
+import pytest
+import torch
+
+from engine.models import Prompt
+from engine.protocol import MAX_PROMPT_CHARS, ActionState, PromptChange
+from engine.signals import ActionTrack, PromptTrack, SignalError, check_action, check_prompt
+
+
+def track(*changes: tuple[int, PromptChange]) -> PromptTrack:
+    made = PromptTrack(lambda text, before: Prompt(f"{before.text if before else ''}{text}", torch.zeros(1, 1, 1)))
+    for block, change in changes:
+        made.change(block, change)
+    return made
+
+
+def test_a_cut_takes_effect_at_its_block() -> None:
+    prompts = track((0, PromptChange(0, "a", "cut")), (3, PromptChange(0, "b", "cut")))
+    values = [prompts.at(block) for block in range(5)]
+    assert [v.prompt.text for v in values] == ["a", "a", "a", "ab", "ab"]
+    assert [v.began for v in values] == [True, False, False, True, False]
+    assert all(v.before is None and v.weight == 1 for v in values)
+
+
+def test_a_blend_rises_over_its_blocks() -> None:
+    prompts = track((0, PromptChange(0, "a", "cut")), (2, PromptChange(0, "b", "blend", 4)))
+    weights = [(v.weight, v.before and v.before.text) for v in map(prompts.at, range(1, 7))]
+    assert weights == [(1.0, None), (0.25, "a"), (0.5, "a"), (0.75, "a"), (1.0, "a"), (1.0, None)]
+
+
+def test_a_prompt_is_encoded_once() -> None:
+    prompts = track((0, PromptChange(0, "a", "cut")))
+    assert prompts.at(0).prompt is prompts.at(9).prompt
+
+
+def test_what_is_forgotten_changes_no_later_block() -> None:
+    changes = [
+        (0, PromptChange(0, "a", "cut")),
+        (2, PromptChange(0, "b", "blend", 4)),
+        (5, PromptChange(0, "c", "cut")),
+    ]
+    whole, short = track(*changes), track(*changes)
+    for block in range(9):
+        short.forget_before(block)
+        a, b = whole.at(block), short.at(block)
+        assert (a.prompt.text, a.weight, a.began) == (b.prompt.text, b.weight, b.began)
+    assert len(short.switches) < len(whole.switches)
+
+
+def test_prompts_come_in_order() -> None:
+    with pytest.raises(SignalError, match="expected block 3 or later"):
+        track((0, PromptChange(0, "a")), (3, PromptChange(0, "b")), (2, PromptChange(0, "c")))
+
+
+def test_the_newest_action_wins_and_is_released_when_not_renewed() -> None:
+    actions = ActionTrack(hold_blocks=3)
+    actions.change(1, ActionState(keys=("left",)))
+    actions.change(1, ActionState(keys=("right",)))
+    assert [actions.at(b).keys for b in range(6)] == [(), ("right",), ("right",), ("right",), (), ()]
+    actions.change(3, ActionState(keys=("right",)))
+    assert [actions.at(b).keys for b in range(4, 7)] == [("right",), ("right",), ()]
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "x" * (MAX_PROMPT_CHARS + 1)])
+def test_a_prompt_that_cannot_be_says_what_was_expected(text: str) -> None:
+    with pytest.raises(SignalError, match="expected .* got"):
+        check_prompt(text)
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (ActionState(keys=("jump",)), "got 'jump'"),
+        (ActionState(values={"fly": 1.0}), "got 'fly'"),
+        (ActionState(values={"pan": 2.0}), r"in \[-1, 1\], got 2.0"),
+        (ActionState(values={"pan": float("nan")}), "got nan"),
+    ],
+)
+def test_an_action_the_model_does_not_know_is_refused(state: ActionState, said: str) -> None:
+    with pytest.raises(SignalError, match=said):
+        check_action(state, ("left",), ("pan",))

@@ -1,0 +1,225 @@
+"""A world is a function of its spec and its signals: same seed, resumed, forked, retried, batched, the same blocks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.generator import Generator
+from engine.kvcache.policy import parse
+from engine.kvcache.pool import PageFormat, PagePool
+from engine.protocol import ActionState, PromptChange
+from engine.samplers import FewStep, FlowODE, Linear, Sampler, ShiftedFlow
+from engine.signals import SignalError
+from engine.world import World
+from tests.toy_model import HOLD_RIGHT, ToyModel, toy_world
+
+KV = ["full", "window=6 sink=1", "window=6 positions=window", "window=4 topk=1", "window=6 store=int8"]
+SAMPLERS: list[Sampler] = [
+    FewStep(Linear(), (1.0, 0.5), context_time=0.06, noise_context=True),
+    FlowODE(Linear(), (1.0, 0.6, 0.3), guidance=3.0),
+]
+model = ToyModel()
+generator = Generator(model)
+
+
+def run(world: World, blocks: int) -> list[Tensor]:
+    return [generator.next_block(world).latents for _ in range(blocks)]
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=["few-step", "guided flow"])
+@pytest.mark.parametrize("kv", KV)
+def test_the_same_seed_makes_the_same_world_and_another_seed_another(kv: str, sampler: Sampler) -> None:
+    first = run(toy_world(model, kv, seed=7, sampler=sampler), 6)
+    assert same(first, run(toy_world(model, kv, seed=7, sampler=sampler), 6))
+    assert not any(
+        torch.equal(a, b) for a, b in zip(first, run(toy_world(model, kv, seed=8, sampler=sampler), 6), strict=True)
+    )
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=["few-step", "guided flow"])
+@pytest.mark.parametrize("kv", KV)
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_a_world_resumed_at_any_block_goes_on_bit_for_bit(kv: str, sampler: Sampler, at: int) -> None:
+    world = toy_world(model, kv, sampler=sampler)
+    run(world, at)
+    state = world.snapshot()
+    on = run(world, 4)
+    again = toy_world(model, kv, sampler=sampler)
+    again.restore(state)
+    assert same(on, run(again, 4))
+
+
+@pytest.mark.parametrize("kv", KV)
+def test_a_fork_equals_its_parent_until_it_is_steered(kv: str) -> None:
+    world = toy_world(model, kv)
+    run(world, 3)
+    twin, other = world.fork(), world.fork()
+    other.steer(PromptChange(0, "something else", "cut"))
+    a, b, c = run(world, 4), run(twin, 4), run(other, 4)
+    assert same(a, b)
+    assert not any(torch.equal(x, y) for x, y in zip(a, c, strict=True))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=["few-step", "guided flow"])
+def test_worlds_in_one_batch_equal_each_alone_to_rounding(sampler: Sampler) -> None:
+    pool = PagePool(PageFormat(model.geometry.kv), 256)
+    prompts = (PromptChange(0.0, "b"),)
+    pair = [
+        toy_world(model, "window=6 sink=1", seed=1, sampler=sampler, pool=pool),
+        toy_world(model, "window=6 sink=1", seed=2, prompts=prompts, sampler=sampler, pool=pool),
+    ]
+    pair[1].act(HOLD_RIGHT)
+    batched = [generator.next_blocks(pair) for _ in range(4)]
+    alone = toy_world(model, "window=6 sink=1", seed=2, prompts=prompts, sampler=sampler)
+    alone.act(HOLD_RIGHT)
+    for blocks, expected in zip(batched, run(alone, 4), strict=True):
+        torch.testing.assert_close(blocks[1].latents, expected, rtol=0, atol=1e-5)
+
+
+def test_a_prompt_change_leaves_earlier_blocks_and_changes_later_ones() -> None:
+    control = run(toy_world(model), 6)
+    world = toy_world(model)
+    before = run(world, 3)
+    assert world.steer(PromptChange(0, "b", "cut")) == 3
+    after = run(world, 3)
+    assert same(control[:3], before)
+    assert not any(torch.equal(a, b) for a, b in zip(control[3:], after, strict=True))
+
+
+def test_a_cut_leaves_no_trace_in_the_cross_attention() -> None:
+    """Equal to a world whose cross-attention cache never saw the first prompt, on the same self-attention cache."""
+    world = toy_world(model)
+    run(world, 3)
+    fresh = toy_world(model, prompts=(PromptChange(0.0, "b", "cut"),))
+    fresh.restore({**world.snapshot(), "prompts": fresh.snapshot()["prompts"]})
+    world.steer(PromptChange(0, "b", "cut"))
+    assert same(run(world, 3), run(fresh, 3))
+
+
+@pytest.mark.parametrize("rule", ["blocks", "joint", "joint-keep-sink"])
+@pytest.mark.parametrize("kv", ["full", "window=6 sink=1", "window=6 sink=2 positions=window"])
+def test_a_recache_makes_the_visible_past_what_the_new_prompt_would_have_left(kv: str, rule: str) -> None:
+    def world_at(blocks: int) -> World:
+        world = toy_world(model, kv)
+        run(world, blocks)
+        return world
+
+    cut, redone = world_at(5), world_at(5)
+    cut.steer(PromptChange(0, "b", "cut"))
+    redone.steer(PromptChange(0, "b", "recache"))
+    recaching = Generator(model, rule)  # type: ignore[arg-type]
+    a, b = generator.next_block(cut).latents, recaching.next_block(redone).latents
+    assert not torch.equal(a, b)
+    if kv == "full" and rule == "blocks":
+        never_saw_a = toy_world(model, kv, prompts=(PromptChange(0.0, "b", "cut"),))
+        generator.prefill(never_saw_a, torch.cat([k.latents for k in world_at(5).kept]))
+        assert torch.equal(b, generator.next_block(never_saw_a).latents)
+
+
+def test_a_block_that_fails_half_way_leaves_the_world_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, twin = toy_world(model, "window=6 sink=1"), toy_world(model, "window=6 sink=1")
+    run(world, 5), run(twin, 5)
+    whole, calls = ToyModel.forward, 0
+
+    def fails_at_the_second_step(*args: object, **kwargs: object) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RuntimeError("out of memory")
+        return whole(*args, **kwargs)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of memory"):
+        patch.setattr(ToyModel, "forward", fails_at_the_second_step)
+        generator.next_block(world)
+    assert same(run(world, 4), run(twin, 4))
+
+
+def test_actions_move_the_world_and_are_released() -> None:
+    world = toy_world(model)
+    run(world, 1)
+    world.act(HOLD_RIGHT)
+    hold = world.actions.hold_blocks
+    run(world, hold + 3)
+    assert world.motion == (float(hold),)
+
+
+def test_a_world_of_any_length_holds_a_bounded_past() -> None:
+    world = toy_world(model, "window=6 sink=1")
+    run(world, 8)
+    sizes = len(world.kept), world.caches[0].pool.used_bytes, len(world.prompts.switches)
+    for block in range(40):
+        world.steer(PromptChange(0, f"prompt {block}", "cut"))
+        run(world, 1)
+    assert (len(world.kept), world.caches[0].pool.used_bytes) == sizes[:2]
+    assert len(world.prompts.switches) <= 3
+    world.close()
+    assert world.caches[0].pool.used_bytes == 0
+
+
+def test_a_prompt_is_encoded_once_however_many_blocks_read_it() -> None:
+    counting = ToyModel()
+    world = toy_world(counting)
+    for _ in range(5):
+        Generator(counting).next_block(world)
+    assert counting.encodings == 1
+
+
+def test_scheduled_prompts_take_effect_at_the_first_block_not_before_their_time() -> None:
+    prompts = (PromptChange(0.0, "a"), PromptChange(1.2, "b"))
+    world = toy_world(model, prompts=prompts)  # half a second to a block
+    seen = []
+    for _ in range(5):
+        signals, _ = world.signals()
+        seen.append(signals.prompt.text)
+        run(world, 1)
+    assert seen == ["a", "a", "a", "b", "b"]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        ((), "at least one"),
+        ((PromptChange(1.0, "a"),), "the first at 0 s, got it at 1.0"),
+        ((PromptChange(0.0, "a"), PromptChange(3.0, "b"), PromptChange(2.0, "c")), "rising times, got 2.0 s after 3.0"),
+        ((PromptChange(0.0, " "),), "expected some text"),
+        ((PromptChange(0.0, "a", "blend", 0), PromptChange(1.0, "b", "blend", 0)), "over_blocks"),
+    ],
+)
+def test_prompts_that_cannot_be_are_refused_at_the_door(prompts: tuple[PromptChange, ...], said: str) -> None:
+    with pytest.raises(SignalError, match=said):
+        toy_world(model, prompts=prompts)
+
+
+def test_given_latents_begin_a_world_and_must_be_whole_blocks() -> None:
+    start = torch.randn(4, 4, 2, 3, generator=torch.Generator().manual_seed(1))
+    world = toy_world(model)
+    generator.prefill(world, start)
+    assert (world.block, world.start) == (2, 4)
+    assert not torch.equal(run(world, 1)[0], run(toy_world(model), 3)[2])
+    with pytest.raises(ValueError, match="1 frames are left over"):
+        generator.prefill(toy_world(model), start[:3])
+
+
+def test_the_shifted_flow_is_the_published_table() -> None:
+    warped = ShiftedFlow(5.0).warp([1000, 750, 500, 250])
+    assert warped == pytest.approx([1000, 937.5, 833.3333, 625], rel=1e-6)
+    assert ShiftedFlow(5.0).sigma(0) == pytest.approx(0.00498, abs=1e-5)
+    assert ShiftedFlow(8.0).sigma(757) == pytest.approx(0.75676, abs=1e-5)
+
+
+def test_an_unknown_action_changes_nothing() -> None:
+    world = toy_world(model)
+    with pytest.raises(SignalError, match="got 'jump'"):
+        world.act(ActionState(keys=("jump",)))
+    assert world.actions.states == []
+
+
+def test_a_policy_that_cannot_hold_a_block_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 2"):
+        toy_world(model, str(parse("window=1")))
