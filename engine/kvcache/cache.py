@@ -151,6 +151,12 @@ class KVCache:
         self.host.drop(gone)
         self._blocks = [b for b in self._blocks if any(f in self for f in b)]
 
+    def offload(self, frames: Iterable[int]) -> None:
+        """Move pages to host memory; reading them brings them back a layer at a time."""
+        for frame in [f for f in frames if f in self._pages]:
+            self.host.put(frame, self._page_data(frame))
+            self._release(self._pages.pop(frame))
+
     def fork(self) -> KVCache:
         """A second cache that shares every page until the two differ."""
         twin = KVCache(self.pool, self.policy, self.frames_per_block, self.attend, self.shelf)
@@ -203,9 +209,7 @@ class KVCache:
         self.drop(f for f in self.held if f not in keep)
         if self.policy.offload == "host":
             shown = set(self.policy.visible(start, frames, self.origin))
-            for frame in [f for f in self._pages if f not in shown]:
-                self.host.put(frame, self._page_data(frame))
-                self._release(self._pages.pop(frame))
+            self.offload(f for f in self._pages if f not in shown)
 
     def _unused_slots(self, count: int, survivors: Sequence[int]) -> list[int]:
         used = {self._slots[f] for f in survivors if f in self}

@@ -131,8 +131,11 @@ class StagedBlock:
 
     def _store(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Write the block's pages: at each step when they are attended to in place, else in the clean pass only."""
-        if self._slab is None and not self.clean:
-            return
+        if self._slab is not None or self.clean:
+            self.store(layer, k, v)
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Write keys and values (1, F, S, heads, head_dim) of the block as they will be read."""
         k, v = k[0, self._hidden :], v[0, self._hidden :]
         self._cache.pool.storage.write(layer, self._page_index, k, v)
         self._cache.copied_bytes += 2 * k.numel() * k.element_size()
