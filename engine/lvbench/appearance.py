@@ -82,6 +82,12 @@ def mean_descriptor(descriptors: list[Descriptor]) -> Descriptor:
     return Descriptor(np.einsum("ncd,nc->cd", features, weights) / total[:, None], weights.mean(axis=0))
 
 
+def centre_mask(height: int, width: int) -> Mask:
+    """An ellipse over the middle of the picture, 1 inside: what is judged when no subject shows itself by moving."""
+    y, x = np.ogrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j]
+    return np.asarray((x / 0.45) ** 2 + (y / 0.6) ** 2 < 1.0, dtype=np.float32)
+
+
 def sample(picture: Floats, ys: NDArray[np.float64], xs: NDArray[np.float64]) -> Floats:
     """Bilinear samples of (H, W) at the grid ys x xs; outside, the border repeats."""
     height, width = picture.shape

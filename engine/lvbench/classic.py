@@ -10,14 +10,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.lvbench.appearance import Descriptor, describe_background, describe_subject, likeness, mean_descriptor
+from engine.lvbench.appearance import (
+    Descriptor,
+    centre_mask,
+    describe_background,
+    describe_subject,
+    likeness,
+    mean_descriptor,
+)
 from engine.lvbench.measures import MeasureSet, PartMeans, Scores
 from engine.lvbench.motion import MotionReader, smoothness
-from engine.lvbench.pixels import Floats, colour_quality, luma_of, sharpness
+from engine.lvbench.pixels import NOISE_SHARPNESS, Floats, colour_quality, luma_of, sharpness
 from engine.lvbench.video import VideoFrame
 
 BRIGHTEST = 255.0
-FULL_SHARPNESS = 2.8  # what sharpness() reads on white noise
 
 
 class ClassicMeasures:
@@ -80,7 +86,7 @@ class ClassicMeasures:
 
     def _judge_picture(self, seen: "_Seen") -> None:
         grey = seen.grey.astype(np.float32)
-        self._clarity.add(seen.part, min(1.0, sharpness(seen.frame.luma) / FULL_SHARPNESS))
+        self._clarity.add(seen.part, min(1.0, sharpness(seen.frame.luma) / NOISE_SHARPNESS))
         self._colour.add(seen.part, colour_quality(seen.frame.small))
         mask = self._mask if self._mask is not None else np.zeros_like(grey)
         self._background.add(seen.part, describe_background(grey, mask))
@@ -143,9 +149,3 @@ class _Seen:
     def __init__(self, part: int, frame: VideoFrame, sampled: bool) -> None:
         self.part, self.frame, self.sampled = part, frame, sampled
         self.grey = luma_of(frame.small).round().astype(np.uint8)
-
-
-def centre_mask(height: int, width: int) -> Floats:
-    """An ellipse over the middle of the picture, 1 inside: what is judged when no subject shows itself by moving."""
-    y, x = np.ogrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j]
-    return np.asarray((x / 0.45) ** 2 + (y / 0.6) ** 2 < 1.0, dtype=np.float32)

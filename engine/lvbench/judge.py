@@ -4,7 +4,7 @@ The parts are equal in frames. Nothing is held but the running sums and one smal
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -61,9 +61,11 @@ class Verdict:
         }
 
 
-def judge_video(path: Path, method: Method, progress: Progress | None = None) -> Verdict:
-    """Judges a file. Raises `VideoUnusable`, `MeasuresUnavailable`."""
+def judge_video(path: Path, method: Method, progress: Progress | None = None, name: str | None = None) -> Verdict:
+    """Judges a file, shown as `name` where that says more. Raises `VideoUnusable`, `MeasuresUnavailable`."""
     facts = probe(path)
+    if name is not None:
+        facts = replace(facts, path=name)
     return judge_frames(read_frames(path), facts, method, progress)
 
 

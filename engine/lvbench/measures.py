@@ -7,6 +7,7 @@ mean different things: every result names its set, and no table mixes them.
 import importlib
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Literal, Protocol, get_args
 
 import numpy as np
@@ -55,14 +56,18 @@ class Measures(Protocol):
 
 def measures(name: MeasureSet, parts: int, weights_dir: Path | None = None) -> Measures:
     """A fresh set for one video. Raises `MeasuresUnavailable`."""
+    judge: Measures = measures_module(name).create(parts, weights_dir)
+    return judge
+
+
+def measures_module(name: MeasureSet) -> ModuleType:
+    """The module of a set. Raises `MeasuresUnavailable`."""
     try:
-        module = importlib.import_module(f"engine.lvbench.{name}")
+        return importlib.import_module(f"engine.lvbench.{name}")
     except ModuleNotFoundError as error:
         raise MeasuresUnavailable(
             f"{name} measures: expected the package {error.name}, got none; pip install 'inferix-live[lvbench]'"
         ) from error
-    judge: Measures = module.create(parts, weights_dir)
-    return judge
 
 
 class PartMeans:

@@ -11,7 +11,8 @@ Floats = NDArray[np.float32]
 Pixels = NDArray[np.uint8]
 
 ROUNDING_VARIANCE = 1.0 / 12.0  # of an 8-bit sample
-LAPLACIAN_NOISE = 20.0 * ROUNDING_VARIANCE  # sum of the squared taps (16 + 4) times the variance of a sample
+LAPLACIAN_NOISE = 0.40625 * ROUNDING_VARIANCE  # the squared taps of binomial and Laplacian together, times that
+NOISE_SHARPNESS = 2.1805  # what sharpness() reads on white noise, the most there is
 COLOUR_CELLS = 24  # squares along the shorter side over which colour is averaged
 HALF_CHROMA = 12.0  # the chroma spread, in 8-bit steps, that earns half of the marks for colour
 HALF_CONTRAST = 16.0  # the same for the spread of brightness
@@ -25,22 +26,24 @@ def luma_of(rgb: Pixels) -> Floats:
 
 
 def sharpness(luma: Pixels | Floats) -> float:
-    """Laplacian energy over Tenengrad energy, square root: 0 for a flat or fully blurred picture (H, W), towards 2.8
-    for noise.
+    """Laplacian energy over Tenengrad energy, square root: 0 for a flat or fully blurred picture (H, W), towards
+    `NOISE_SHARPNESS` for noise.
 
-    The ratio is the mean squared spatial frequency of the gradient field: contrast and brightness cancel. The share
-    that rounding to 8 bits adds to the Laplacian is taken off, and one grey level of gradient is added below, so that
-    flat pictures read 0.
+    The ratio is the mean squared spatial frequency of the gradient field: contrast and brightness cancel. A 3 x 3
+    binomial comes first, or the noise a codec adds would hide a blur. The share that rounding to 8 bits adds to the
+    Laplacian is taken off, and half a grey level of gradient is added below, so that flat pictures read 0.
     """
-    if min(luma.shape) < 3:
+    if min(luma.shape) < 5:
         return 0.0
-    p = luma.astype(np.float32)
+    rough = luma.astype(np.float32)
+    lines = rough[:-2] + 2.0 * rough[1:-1] + rough[2:]
+    p = (lines[:, :-2] + 2.0 * lines[:, 1:-1] + lines[:, 2:]) / 16.0
     laplacian = p[:-2, 1:-1] + p[2:, 1:-1] + p[1:-1, :-2] + p[1:-1, 2:] - 4.0 * p[1:-1, 1:-1]
     smooth_y = p[:-2] + 2.0 * p[1:-1] + p[2:]
     smooth_x = p[:, :-2] + 2.0 * p[:, 1:-1] + p[:, 2:]
-    tenengrad = _energy(smooth_y[:, 2:] - smooth_y[:, :-2]) + _energy(smooth_x[2:] - smooth_x[:-2])
+    tenengrad = (_energy(smooth_y[:, 2:] - smooth_y[:, :-2]) + _energy(smooth_x[2:] - smooth_x[:-2])) / 64.0
     excess = max(0.0, _energy(laplacian) - LAPLACIAN_NOISE)
-    return float(np.sqrt(excess / (tenengrad / 16.0 + 1.0)))
+    return float(np.sqrt(excess / (tenengrad + 0.25)))
 
 
 def colour_quality(rgb: Pixels) -> float:
