@@ -104,8 +104,9 @@ class World:
         self.motion = motion
         self.block += 1
         self.start += signals.frames
-        held = set(self.caches[0].held)
-        self.kept = [k for k in self.kept if k.signals is signals or not held.isdisjoint(_span(k.signals))]
+        # a joint re-cache takes the newest `window` frames, though a sink has pushed some of them out of the cache
+        needed = {*self.caches[0].held, *range(self.start - (self.caches[0].policy.window or 0), self.start)}
+        self.kept = [k for k in self.kept if k.signals is signals or not needed.isdisjoint(_span(k.signals))]
         self.prompts.forget_before(self.block)
         self.actions.forget_before(self.block)
 
