@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,16 @@ class Case:
         raise FileNotFoundError(f"{self.path}: expected one of {', '.join(names)} (.safetensors)")
 
 
-def cases(name: str, model_type: str | None = None) -> list[Any]:
-    """Parameters for pytest: every variant of every folder of this name, or one that is skipped and says why."""
-    wanted = (case for case in _cases(name) if model_type in (None, case.config.get("model_type")))
-    found = [pytest.param(case, id=f"{case.path.name}-{case.variant or 'only'}") for case in wanted]
+def cases(name: str, wanted: Callable[[Mapping[str, Any]], bool] = bool) -> list[Any]:
+    """Parameters for pytest: the variants of every folder of this name whose configuration is `wanted`.
+
+    If there are none, one that is skipped and says why.
+    """
+    found = [
+        pytest.param(case, id=f"{case.path.name}-{case.variant or 'only'}")
+        for case in _cases(name)
+        if wanted(case.config)
+    ]
     if found:
         return found
     return [pytest.param(None, id=name, marks=pytest.mark.skip(reason=f"no golden case {name} in {folder()}"))]

@@ -1,0 +1,74 @@
+"""From a preset's values to what makes its worlds: sampler, KV policy, generator, caches.
+
+The one place where rows of the table meet the machinery. Knows no clock, no scheduling and no link.
+"""
+
+from __future__ import annotations
+
+from engine.generator import Generator
+from engine.kvcache import policy
+from engine.kvcache.cache import KVCache
+from engine.kvcache.policy import Policy
+from engine.kvcache.pool import PageFormat, PagePool
+from engine.layers.attention import Attention, sdpa
+from engine.models import BlockModel, presets
+from engine.models.presets import Preset
+from engine.samplers import FewStep, FlowODE, Sampler, ShiftedFlow
+
+
+class RecipeError(ValueError):
+    """A value that a preset's sampler cannot work with."""
+
+
+def sampler(preset: Preset, steps: int | None = None) -> Sampler:
+    """The sampler of a preset, with another number of steps where asked for. Raises RecipeError."""
+    if steps is not None and not 1 <= steps <= 1000:
+        raise RecipeError(f"steps: expected 1 to 1000, got {steps}")
+    match preset.sampler:
+        case presets.FewStep() as spec:
+            schedule = ShiftedFlow(spec.shift)
+            counted = spec.steps if steps is None else evenly(steps)
+            times = schedule.warp(counted) if spec.warp or steps is not None else tuple(map(float, counted))
+            return FewStep(schedule, times, context_time=spec.context_time)
+        case presets.Flow() as spec:
+            schedule = ShiftedFlow(spec.shift)
+            return FlowODE(schedule, schedule.warp(evenly(steps or spec.steps)), spec.guidance)
+    raise RecipeError(f"{preset.name}: expected a sampler of the table, got {type(preset.sampler).__name__}")
+
+
+def evenly(steps: int) -> tuple[int, ...]:
+    """`steps` positions counted from 1000 down, 0 left out."""
+    return tuple(round(1000 * (steps - i) / steps) for i in range(steps))
+
+
+def kv_policy(preset: Preset, text: str = "") -> Policy:
+    """The preset's policy with the words of `text` in place of its own. Raises PolicyError."""
+    return policy.parse(text, policy.parse(preset.kv)).check(preset.frames_per_block)
+
+
+def generator(model: BlockModel, preset: Preset) -> Generator:
+    return Generator(model, preset.recache)
+
+
+def caches(
+    model: BlockModel,
+    preset: Preset,
+    rule: Policy,
+    sampler: Sampler,
+    most_frames: int = 0,
+    attend: Attention = sdpa,
+) -> tuple[KVCache, ...]:
+    """Caches for one world with a pool of their own, one for each branch of guidance.
+
+    A policy that lets the cache grow needs `most_frames`, the latent frames the world will ever have.
+    """
+    per_block = model.geometry.frames_per_block
+    held = rule.most_held(per_block) or most_frames + per_block
+    form = PageFormat(model.geometry.kv, model.dtype, rule.store)
+    pool = PagePool(form, (held + recache_room(preset, held)) * sampler.branches, model.device)
+    return tuple(KVCache(pool, rule, per_block, attend) for _ in range(sampler.branches))
+
+
+def recache_room(preset: Preset, held: int) -> int:
+    """Pages a world needs beside the `held` ones while its past is computed again: the old ones stay until it is."""
+    return preset.frames_per_block if preset.recache == "blocks" else held
