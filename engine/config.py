@@ -29,13 +29,14 @@ class EngineConfig:
     models: tuple[str, ...] = ("tiny-world",)
     device: str = "auto"  # auto, cpu, cuda, cuda:1 …
     threads: int = 1  # of the denoiser; decoding and encoding have threads of their own
-    nice: int = 10  # added to the niceness of the computing threads; playout keeps its own
+    nice: int = 10  # niceness of the computing threads; playout keeps its own
     kv_budget_bytes: int | None = None  # for the pages of all worlds together; None: what the worlds admitted need
     max_worlds: int = 16
     max_load: float = 0.95  # seconds of computing per second that admission may promise
     encoder: str = "auto"  # for H.264; auto: the first hardware encoder that encodes a frame, else libx264
     journal_dir: Path | None = None  # where each world's journal is kept
     profile: bool = True
+    warm_up: bool = True  # make two blocks of each model before greeting: first pictures come sooner, costs are known
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -61,6 +62,7 @@ class EngineConfig:
             if text is not None:
                 found[name] = _convert(name, text, convert)
         given = vars(_parser().parse_args(arguments))
+        given["models"] = ",".join(given["models"]) if given["models"] else None
         found |= {name: _convert(name, text, _CONVERTERS[name]) for name, text in given.items() if text is not None}
         if "fd" not in found:
             raise ConfigError("fd: expected --fd with the descriptor of the socket to the server, got none")
@@ -96,6 +98,7 @@ _CONVERTERS: dict[str, Callable[[str], Any]] = {
     "encoder": str,
     "journal_dir": Path,
     "profile": parse_bool,
+    "warm_up": parse_bool,
     "log_level": str,
 }
 assert set(_CONVERTERS) == {field.name for field in fields(EngineConfig)}
@@ -107,16 +110,17 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m engine", description="The compute side of Inferix.", allow_abbrev=False
     )
     parser.add_argument("--fd", help="descriptor of the socket to the server")
-    parser.add_argument("--model", dest="models", help="models to load, separated by commas")
+    parser.add_argument("--model", dest="models", action="append", help="model to load (repeatable)")
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:1 …")
     parser.add_argument("--threads", help="threads of the denoiser")
-    parser.add_argument("--nice", help="added to the niceness of the computing threads")
-    parser.add_argument("--kv-budget", dest="kv_budget_bytes", help="bytes for all caches, as in 512m or 8g")
+    parser.add_argument("--nice", help="niceness of the computing threads")
+    parser.add_argument("--kv-budget-bytes", help="bytes for all caches, as in 512m or 8g")
     parser.add_argument("--max-worlds", help="worlds at a time at most")
     parser.add_argument("--max-load", help="seconds of computing per second that admission may promise")
     parser.add_argument("--encoder", help="for H.264: " + ", ".join(ENCODERS))
     parser.add_argument("--journal-dir", help="folder where each world's journal is kept")
     parser.add_argument("--profile", help="whether to time the phases of each block")
+    parser.add_argument("--warm-up", help="whether to make two blocks of each model before greeting")
     parser.add_argument("--log-level", help=", ".join(LOG_LEVELS))
     return parser
 

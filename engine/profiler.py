@@ -128,6 +128,11 @@ class Profiler:
             self.gauges[name, place.world] = value
         self.samples.append(Sample(name, value, time.perf_counter_ns(), place))
 
+    def values(self, world: str) -> dict[str, float]:
+        """The last values of a world's gauges, and of those that belong to no world."""
+        with self._lock:
+            return {name: value for (name, owner), value in self.gauges.items() if owner in (None, world)}
+
     def forget(self, world: str) -> None:
         """Drop the gauges of a world that is gone; its spans leave with the ring."""
         with self._lock:

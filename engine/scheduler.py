@@ -108,8 +108,9 @@ class Scheduler:
         self.turns.pop(world, None)
 
     def note(self, kind: str, seconds: Mapping[str, float]) -> None:
-        """What one block of this kind has cost, by stage."""
-        self._costs.setdefault(kind, Costs()).note(seconds)
+        """What one block of this kind (`FAMILY …`) has cost, by stage."""
+        for name in {kind, kind.split(" ")[0]}:
+            self._costs.setdefault(name, Costs()).note(seconds)
 
     def choose(self, now_s: float) -> Choice:
         """The world to make a block for now."""
@@ -120,5 +121,6 @@ class Scheduler:
         return Choice(None, min((turn.may_begin_s - now_s for turn in ready), default=inf))
 
     def _typical(self, kind: str) -> dict[str, float]:
-        costs = self._costs.get(kind)
+        """Of this kind, or for want of that of the family it belongs to: what stands before its first space."""
+        costs = self._costs.get(kind) or self._costs.get(kind.split(" ")[0])
         return costs.typical() if costs else {}

@@ -24,7 +24,7 @@ def snapshot(profiler: Profiler, world: str, blocks: int) -> Json:
         "blocks": [_block(index, spans, samples, profiler.started_ns) for index in shown],
         "totals": _totals([s for s in spans if s.place.block in shown]),
         "counters": dict(profiler.counters),
-        "gauges": {name: value for (name, owner), value in profiler.gauges.copy().items() if owner in (None, world)},
+        "gauges": profiler.values(world),
     }
 
 

@@ -13,8 +13,8 @@ from engine.config import ConfigError, EngineConfig, parse_bytes
 
 def test_arguments_win_over_the_environment() -> None:
     environ = {"INFERIX_DEVICE": "cuda", "INFERIX_NICE": "5", "OTHER": "x"}
-    config = EngineConfig.read(["--fd", "3", "--model", "a, b", "--nice", "0"], environ)
-    assert (config.fd, config.models, config.device, config.nice) == (3, ("a", "b"), "cuda", 0)
+    config = EngineConfig.read(["--fd", "3", "--model", "a, b", "--model", "c", "--nice", "0"], environ)
+    assert (config.fd, config.models, config.device, config.nice) == (3, ("a", "b", "c"), "cuda", 0)
 
 
 def test_sizes_are_read_with_units() -> None:
@@ -27,7 +27,7 @@ def test_sizes_are_read_with_units() -> None:
         ([], ["fd", "got none"]),
         (["--fd", "x"], ["fd", "'x'"]),
         (["--fd", "3", "--nice", "40"], ["nice", "0 to 19", "40"]),
-        (["--fd", "3", "--kv-budget", "lots"], ["kv_budget_bytes", "'lots'"]),
+        (["--fd", "3", "--kv-budget-bytes", "lots"], ["kv_budget_bytes", "'lots'"]),
         (["--fd", "3", "--encoder", "magic"], ["encoder", "libx264", "'magic'"]),
         (["--fd", "3", "--profile", "maybe"], ["profile", "'maybe'"]),
         (["--fd", "3", "--model", "a,,b"], ["models", "at least one model name"]),

@@ -118,6 +118,13 @@ def test_one_outlier_does_not_close_the_door() -> None:
     assert scheduler.admit("kind", 1.0).admitted
 
 
+def test_a_kind_not_yet_measured_costs_what_its_family_does() -> None:
+    scheduler = schedule(turn("a", 0.0))
+    scheduler.note("model 4 steps", {"denoise": 1.5})
+    assert not scheduler.admit("model 2 steps", 1.0).admitted
+    assert scheduler.admit("other 2 steps", 1.0).admitted
+
+
 def test_places_are_limited() -> None:
     scheduler = Scheduler(max_worlds=1, max_load=1.0)
     scheduler.add(turn("a", 0.0))

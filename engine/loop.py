@@ -1,0 +1,308 @@
+"""The engine's loop: receive, schedule, generate, decode, play out, and begin again.
+
+    turn ─► commands ─► whose block is due first? ─► denoise it here ─► decoding thread ─► playout thread ─► link
+
+Denoising is the only thing that keeps this thread long, so between its steps the loop breathes: it answers pings,
+pauses, and notices that the server is gone or that the world in hand is to be closed. What fails for one world ends
+that world alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections import deque
+
+from engine import profiler
+from engine.config import EngineConfig
+from engine.decoding import Decoded, Decoding, Job
+from engine.link import Link
+from engine.loader import Loaded, plan, warm_up
+from engine.playout import Playout
+from engine.protocol import (
+    BlockDone,
+    Close,
+    Command,
+    Encode,
+    Hello,
+    Open,
+    Opened,
+    Pause,
+    Ping,
+    Pong,
+    Profile,
+    ProtocolError,
+    Refused,
+    Resume,
+    Shutdown,
+    SignalRefused,
+    Steer,
+    WantBitrate,
+    WantKeyframe,
+    WantProfile,
+    WorldChanged,
+    WorldState,
+)
+from engine.running import Running
+from engine.scheduler import RETRY_AFTER_S, Choice, Scheduler, Turn
+from engine.trace import chrome_trace, snapshot
+from engine.usage import Usage
+
+log = logging.getLogger(__name__)
+
+STATS_EVERY_S = 1.0
+IDLE_S = 0.25  # at most between two looks at what is to be reported
+
+
+class Abandoned(Exception):
+    """The block in hand is not wanted any more; its world is as it was before."""
+
+
+class Engine:
+    """All worlds of one process."""
+
+    def __init__(self, config: EngineConfig, link: Link, playout: Playout, niceness: int) -> None:
+        self._config, self._link, self._playout = config, link, playout
+        self._decoding = Decoding(playout, link.wake, config.threads, niceness)
+        self._scheduler = Scheduler(config.max_worlds, config.max_load)
+        self._models: dict[str, Loaded] = {}
+        self._worlds: dict[str, Running] = {}
+        self._deferred: deque[Command] = deque()  # came while a block was made, and must wait for its end
+        self._making: str | None = None
+        self._usage = Usage()
+        self._reported_s = time.monotonic()
+        self._ending = False
+
+    def run(self, models: dict[str, Loaded], hello: Hello) -> None:
+        """Greet and turn until Shutdown. Raises LinkClosed, LinkStalled or ProtocolError when the link ends first."""
+        self._models = models
+        self._decoding.start()
+        try:
+            for loaded in models.values() if self._config.warm_up else ():
+                kind, stages_s = warm_up(loaded, self._config.kv_budget_bytes)
+                self._scheduler.note(kind, stages_s)
+            self._link.send(hello)
+            while not self._ending:
+                self.turn()
+        finally:
+            self._decoding.close()
+            for id in list(self._worlds):
+                self._end(id, "ended", "the engine stops")
+
+    def turn(self) -> None:
+        """One block at most."""
+        self._collect()
+        choice = self._choose()
+        for command in self._commands(0.0 if choice.world else min(choice.wait_s, IDLE_S)):
+            self._obey(command)
+        running = self._worlds.get(choice.world or "")
+        if running is not None and not running.paused:
+            self._make(running)
+        self._report()
+
+    def pulse(self) -> None:
+        """Called between denoising steps: do what cannot wait for the end of the block."""
+        for command in self._link.receive(0.0):
+            if isinstance(command, Ping | Pause | Resume | Encode) and not self._deferred:
+                self._obey(command)
+            else:
+                self._deferred.append(command)
+        if self._making is not None and any(self._ends_block(command) for command in self._deferred):
+            raise Abandoned
+        for command in [c for c in self._deferred if isinstance(c, Ping)]:
+            self._deferred.remove(command)
+            self._obey(command)
+        self._report()
+
+    # ----------------------------------------------------------------------------------------- commands
+
+    def _commands(self, timeout_s: float) -> list[Command]:
+        deferred = list(self._deferred)
+        self._deferred.clear()
+        return deferred + self._link.receive(0.0 if deferred else timeout_s)
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Open():
+                self._open(command)
+            case Steer():
+                self._steer(command)
+            case Pause(world=id) | Resume(world=id):
+                self._pause(id, on=isinstance(command, Pause))
+            case Close(world=id, reason=reason):
+                self._end(id, "ended", reason)
+            case Encode(world=id, codec=codec, on=on):
+                self._playout.encode(id, codec, on=on)
+            case WantProfile():
+                self._profile(command)
+            case Ping(n=n):
+                self._link.send(Pong(n, self._usage.rss_bytes, len(self._worlds)))
+            case Shutdown():
+                self._ending = True
+            case WantKeyframe() | WantBitrate():
+                raise AssertionError("the link hands these to playout")
+
+    def _open(self, command: Open) -> None:
+        id, spec = command.world, command.spec
+        try:
+            if id in self._worlds:
+                raise ValueError(f"world: expected a new name, got {id!r} again")
+            if spec.model not in self._models:
+                raise ValueError(f"model: expected one of {', '.join(self._models)}, got {spec.model!r}")
+            wanted = plan(self._models[spec.model], spec, self._config.kv_budget_bytes)
+            period_s = wanted.loaded.model.geometry.block_s
+            admission = self._scheduler.admit(wanted.kind, period_s)
+            if not admission.admitted:
+                self._link.send(Refused(command.id, id, admission.reason, True, admission.retry_after_s))
+                return
+            if reason := self._no_memory_for(wanted.cache_bytes):
+                self._link.send(Refused(command.id, id, reason, bool(self._worlds), RETRY_AFTER_S))
+                return
+            running = Running.open(id, wanted, self._config.journal_dir)
+        except (ValueError, RuntimeError, OSError) as error:  # a wrong spec; no memory; a journal that cannot be kept
+            self._link.send(Refused(command.id, id, str(error)))
+            return
+        self._admit(command, running)
+
+    def _admit(self, command: Open, running: Running) -> None:
+        id, g, lead_s = running.id, running.world.model.geometry, running.lead_s
+        self._worlds[id] = running
+        self._playout.open(id, (g.width, g.height), g.fps, lead_s, running.period_s)
+        self._scheduler.add(Turn(id, running.plan.kind, running.period_s, lead_s, running.opened_s))
+        card = running.plan.loaded.card
+        self._link.send(Opened(command.id, id, card, g.width, g.height, g.fps, round(1000 * lead_s)))
+        self._link.send(WorldChanged(id, "starting"))
+        log.info("world %s opened: %s", id, running.plan.kind)
+
+    def _no_memory_for(self, cache_bytes: int) -> str:
+        budget = self._config.kv_budget_bytes
+        used = sum(running.plan.cache_bytes for running in self._worlds.values())
+        if budget is None or used + cache_bytes <= budget:
+            return ""
+        return f"KV budget: {cache_bytes} bytes wanted, {budget - used} of {budget} are left"
+
+    def _steer(self, command: Steer) -> None:
+        running = self._worlds.get(command.world)
+        if running is None:
+            self._link.send(SignalRefused(command.id, command.world, f"there is no world {command.world!r}"))
+            return
+        try:
+            for applied in running.steer(command):
+                self._link.send(applied)
+        except ValueError as error:
+            self._link.send(SignalRefused(command.id, command.world, str(error)))
+        except Exception as error:  # a process's main loop: encoding failed half way, this world cannot go on
+            log.exception("world %s failed at a signal", running.id)
+            self._end(running.id, "failed", f"{type(error).__name__}: {error}")
+
+    def _pause(self, id: str, *, on: bool) -> None:
+        running = self._worlds.get(id)
+        if running is None or running.paused == on:
+            return
+        running.paused = self._scheduler.turns[id].paused = on
+        (self._playout.pause if on else self._playout.resume)(id)
+        figures = self._playout.figures(id)
+        self._link.send(WorldChanged(id, "paused" if on else "running", media_ms=figures.media_ms if figures else 0))
+
+    def _profile(self, command: WantProfile) -> None:
+        recorded, id = profiler.active(), command.world
+        if recorded is None or id not in self._worlds:
+            why = "profiling is off" if recorded is None else f"there is no world {id!r}"
+            self._link.send(Refused(command.id, id, why))
+            return
+        make = chrome_trace if command.trace else snapshot
+        self._link.send(Profile(command.id, id, json.dumps(make(recorded, id, command.blocks)).encode()))
+
+    def _ends_block(self, command: Command) -> bool:
+        return isinstance(command, Shutdown) or (isinstance(command, Close) and command.world == self._making)
+
+    # ------------------------------------------------------------------------------------------- blocks
+
+    def _choose(self) -> Choice:
+        """Bring the schedule up to what playout knows, then ask it."""
+        if not self._decoding.has_room:
+            return Choice(None, math.inf)
+        for id, turn in self._scheduler.turns.items():
+            media_s = self._worlds[id].world.media_s()
+            due_s = self._playout.due_s(id, media_s)
+            turn.due_s = self._worlds[id].opened_s + media_s if due_s is None else due_s
+            figures = self._playout.figures(id)
+            turn.reserve_s = figures.reserve_ms / 1000 if figures else 0.0
+        return self._scheduler.choose(time.monotonic())
+
+    def _make(self, running: Running) -> None:
+        self._making, begun_s = running.id, time.monotonic()
+        try:
+            block = running.make()
+        except Abandoned:
+            return
+        except (ConnectionError, ProtocolError):
+            raise
+        except Exception as error:  # a process's main loop: this world fails, the others go on
+            log.exception("world %s failed at block %d", running.id, running.world.block)
+            self._end(running.id, "failed", f"{type(error).__name__}: {error}")
+            return
+        finally:
+            self._making = None
+        if (applied := running.began(block)) is not None:
+            self._link.send(applied)
+        profiler.boundary("block", world=running.id, block=block.index)
+        self._decoding.put(Job(running.id, running.world, block, begun_s, time.monotonic() - begun_s))
+
+    def _collect(self) -> None:
+        """What decoding and playout have finished, and what has failed there."""
+        for result in self._decoding.results():
+            running = self._worlds.get(result.job.id)
+            if running is None or running.world is not result.job.world:
+                continue  # closed meanwhile
+            if result.error:
+                self._end(running.id, "failed", result.error)
+            else:
+                self._done(running, result)
+        while self._playout.failures:
+            id, reason = self._playout.failures.popleft()
+            self._end(id, "failed", reason)
+
+    def _done(self, running: Running, result: Decoded) -> None:
+        job = result.job
+        stages_s = {"denoise": job.denoise_s, "decode": result.decode_s}
+        running.note(stages_s, result.pictures)
+        self._scheduler.note(running.plan.kind, stages_s)
+        media_ms = round(1000 * running.world.media_s(job.block.index))
+        phases_ms = {name: 1000 * seconds for name, seconds in stages_s.items()}
+        due_in_ms = 1000 * result.slack_s
+        self._link.send(BlockDone(running.id, job.block.index, media_ms, result.pictures, phases_ms, due_in_ms))
+        if due_in_ms < 0:
+            profiler.count("late_blocks")
+        profiler.count("blocks")
+
+    def _end(self, id: str, state: WorldState, reason: str) -> None:
+        running = self._worlds.pop(id, None)
+        if running is None:
+            return
+        self._scheduler.remove(id)
+        media_ms = self._playout.remove(id)
+        running.close()
+        if (recorded := profiler.active()) is not None:
+            recorded.forget(id)
+        self._link.send(WorldChanged(id, state, reason, media_ms))
+        log.info("world %s %s: %s", id, state, reason)
+
+    # ------------------------------------------------------------------------------------------ figures
+
+    def _report(self) -> None:
+        """Stats of every world, about once a second."""
+        now_s = time.monotonic()
+        if now_s - self._reported_s < STATS_EVERY_S:
+            return
+        self._reported_s = now_s
+        self._usage.read()
+        profiler.gauge("rss_bytes", self._usage.rss_bytes)
+        profiler.gauge("cpu_share", self._usage.cpu_share)
+        profiler.gauge("packets_dropped", self._link.dropped)
+        for running in self._worlds.values():
+            figures = self._playout.figures(running.id)
+            if figures is not None:
+                self._link.send(running.stats(figures))
