@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from engine.models import BlockModel, Conditioning
-from engine.samplers import before_each, clean_pass
+from engine.profiler import span
+from engine.samplers import Beginner, before_each, clean_pass
 from engine.world import Kept, World, empty_frame
 
 Recache = Literal["blocks", "joint", "joint-keep-sink"]
@@ -57,8 +58,10 @@ class Generator:
     def prefill(self, world: World, latents: Tensor) -> list[Block]:
         """Let given latents (F, C, H, W) be the first blocks of a world that has none yet.
 
-        Raises ValueError if they are not a whole number of blocks.
+        Raises ValueError if they are not a whole number of blocks, unless the world's sampler begins worlds itself.
         """
+        if isinstance(world.sampler, Beginner):
+            return self._begun(world, world.sampler, latents.to(self.model.device))
         g, blocks, at = self.model.geometry, [], 0
         while at < latents.shape[0]:
             frames = g.block_frames(world.block)
@@ -68,12 +71,28 @@ class Generator:
             at += frames
         return blocks
 
+    def _begun(self, world: World, sampler: Beginner, latents: Tensor) -> list[Block]:
+        """What is left over of whole blocks is shown now and made again as the head of the next block."""
+        shown = sampler.begin(self.model, world, latents)
+        blocks, at = [], 0
+        while at < shown:
+            signals, value = world.signals()
+            conditioning = self.model.condition(signals)
+            part = latents[at : min(at + signals.frames, shown)].to(self.model.dtype)
+            blocks.append(Block(signals.block, signals.start, part, conditioning, value.began))
+            if part.shape[0] == signals.frames:
+                world.moved_on(signals, part, conditioning.motion)
+            at += part.shape[0]
+        return blocks
+
     def _next(self, worlds: Sequence[World]) -> list[Block]:
         values = [world.signals() for world in worlds]
         for world, (_, value) in zip(worlds, values, strict=True):
             if value.began and value.change.mode == "recache" and world.kept:
-                self._recache(world)
-        conditioning = [self.model.condition(signals) for signals, _ in values]
+                with span("re-cache"):
+                    self._recache(world)
+        with span("condition"):
+            conditioning = [self.model.condition(signals) for signals, _ in values]
         made = worlds[0].sampler.advance(self.model, worlds, conditioning)
         blocks = []
         for world, (signals, value), c, m in zip(worlds, values, conditioning, made, strict=True):

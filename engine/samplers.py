@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.kvcache.staged import Batch, StagedBlock
 from engine.models import BlockModel, Conditioning, Context
 from engine.noise import Purpose
+from engine.profiler import boundary, span
 from engine.world import World, empty_frame
 
 
@@ -48,6 +49,15 @@ class Sampler(Protocol):
 
     def blocks_in_flight(self, world: World) -> int:
         """Blocks from `world.block` on that have begun already and can no longer be steered."""
+        ...
+
+
+@runtime_checkable
+class Beginner(Protocol):
+    """A sampler that lets given latents begin a world in a way of its own, whole blocks or not."""
+
+    def begin(self, model: BlockModel, world: World, latents: Tensor) -> int:
+        """Take (F, C, H, W) as the world's first frames; the result is how many of them are shown as they are."""
         ...
 
 
@@ -189,6 +199,7 @@ class _Rows:
         self._frames = model.geometry.block_frames(worlds[0].block)
         self._staged: list[StagedBlock] = []
         self._stack = ExitStack()
+        self._steps = 0
 
     def __enter__(self) -> _Rows:
         with ExitStack() as undo:
@@ -212,10 +223,14 @@ class _Rows:
 
     def forward(self, x: Tensor, t: float) -> list[Tensor]:
         """The flow (B, F, C, H, W) of each branch."""
-        rows = torch.cat([x] * self._branches)
-        times = torch.full(rows.shape[:2], t, device=x.device, dtype=torch.float32)
-        previous = self._last.expand_as(x)
-        return list(self._model.forward(rows, times, self._with(previous), self._context).chunk(self._branches))
+        with span("step", step=self._steps):
+            rows = torch.cat([x] * self._branches)
+            times = torch.full(rows.shape[:2], t, device=x.device, dtype=torch.float32)
+            conditioning = self._with(self._last.expand_as(x))
+            flows = self._model.forward(rows, times, conditioning, self._context).chunk(self._branches)
+        boundary("step", step=self._steps)
+        self._steps += 1
+        return list(flows)
 
     def finish(self, clean: Tensor, context_time: float, sigma: float) -> list[Made]:
         """The clean pass, and every cache holds the block."""
@@ -223,9 +238,11 @@ class _Rows:
         for block in self._staged:
             block.clean = True
         conditioning = self._with(before_each(self._last, context))
-        clean_pass(self._model, self._context, torch.cat([context] * self._branches), context_time, conditioning)
-        for block in self._staged:
-            block.commit()
+        with span("clean pass"):
+            clean_pass(self._model, self._context, torch.cat([context] * self._branches), context_time, conditioning)
+        with span("cache write"):
+            for block in self._staged:
+                block.commit()
         return [Made(a, b) for a, b in zip(clean, context, strict=True)]
 
     def _with(self, previous: Tensor) -> Conditioning:

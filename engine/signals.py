@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.models import Prompt
+from engine.profiler import span
 from engine.protocol import MAX_PROMPT_CHARS, ActionState, PromptChange
 
 Encode = Callable[[str, Prompt | None], Prompt]
@@ -62,7 +63,8 @@ class PromptTrack:
         assert due, "a world's first prompt is in force from block 0"
         for i, switch in enumerate(due):
             if switch.prompt is None:
-                switch.prompt = self.encode(switch.change.text, due[i - 1].prompt if i else None)
+                with span("encode prompt"):
+                    switch.prompt = self.encode(switch.change.text, due[i - 1].prompt if i else None)
         last = due[-1]
         assert last.prompt is not None
         before = due[-2].prompt if len(due) > 1 else None

@@ -24,7 +24,9 @@ from engine.models import (
     LatentShape,
     Prompt,
     State,
+    presets,
 )
+from engine.models.presets import LoadOptions, Preset
 from engine.protocol import ActionState, PromptChange, PromptMode, Signal, WorldSpec
 from engine.samplers import FewStep, Linear, Sampler
 from engine.world import World
@@ -100,7 +102,7 @@ class ToyModel(nn.Module):
         return replace(conditioning, prompt=Prompt("", conditioning.prompt.embedding * 0))
 
     def forward(self, x: Tensor, t: Tensor, conditioning: Conditioning, context: Context) -> Tensor:
-        h = self.embed(x.flatten(3).transpose(2, 3)) + t[:, :, None, None].to(x.dtype)
+        h = self.embed(x.flatten(3).transpose(2, 3)) + t[:, :, None, None].to(x.dtype) / 1000
         assert isinstance(conditioning, ToyConditioning)
         h = h + conditioning.pan[:, None, None, None]
         h = context.shard(h)
@@ -164,6 +166,26 @@ def toy_world(
     sampler = sampler or FewStep(Linear(), (1.0, 0.5), context_time=0.0)
     caches = tuple(KVCache(pool, policy, model.geometry.frames_per_block) for _ in range(sampler.branches))
     return World(WorldSpec("toy", prompts, seed), model, sampler, caches)
+
+
+TOY = Preset(
+    name="toy",
+    family="toy",
+    about="random weights, for tests",
+    loader="tests.toy_model:load",
+    architecture="toy",
+    sampler=presets.FewStep((1000, 500), shift=1.0),
+    kv="window=6 sink=1",
+    width=32,
+    height=16,
+    fps=8.0,
+    frames_per_block=2,
+    sizes=presets.Sizes(1000, 2, 2, 8, 512, 16, 16),
+)
+
+
+def load(preset: Preset, options: LoadOptions) -> ToyModel:
+    return ToyModel(size=(16, 32))
 
 
 HOLD_RIGHT = ActionState(keys=("right",))

@@ -15,6 +15,7 @@ for what a model sees.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterable, Sequence
 
@@ -26,6 +27,8 @@ from engine.kvcache.pool import PagePool
 from engine.kvcache.staged import Shelf, StagedBlock
 from engine.kvcache.tiers import HostTier, PageData
 from engine.layers.attention import Attention, sdpa
+from engine.models import Context
+from engine.profiler import span
 
 # How many pages a world whose cache grows asks for at once, so that its pages lie in long runs.
 GROWTH_PAGES = 48
@@ -76,7 +79,7 @@ class KVCache:
             survivors = [*visible]
         visible = [f for f in visible if f in self]
         slots = self._unused_slots(frames - hidden, survivors)
-        return StagedBlock(self, start, frames, visible, self._take(slots), slots, hidden)
+        return self._block_at(start, frames, visible, slots, hidden)
 
     def accept(self, block: StagedBlock) -> None:
         """Make a staged block part of the past (called by its `commit`)."""
@@ -93,6 +96,10 @@ class KVCache:
         """Take back the pages of a block that was not committed."""
         for page in pages:
             self._release(page)
+
+    def spread(self, context: Context) -> Context:
+        """A context of this cache's world as its model is to see it: itself, unless the cache is a rank's share."""
+        return context
 
     # ------------------------------------------------------------------------------------------- reading
 
@@ -159,10 +166,11 @@ class KVCache:
 
     def fork(self) -> KVCache:
         """A second cache that shares every page until the two differ."""
-        twin = KVCache(self.pool, self.policy, self.frames_per_block, self.attend, self.shelf)
+        twin = copy.copy(self)
         self.pool.share(list(self._pages.values()))
         twin._pages, twin._blocks, twin._summaries = dict(self._pages), list(self._blocks), dict(self._summaries)
-        twin.host, twin.origin, twin._slots = self.host.copy(), self.origin, dict(self._slots)
+        twin.host, twin._slots = self.host.copy(), dict(self._slots)
+        twin._home, twin._spare, twin.copied_bytes, twin.gathered_bytes = range(0), [], 0, 0
         return twin
 
     def close(self) -> None:
@@ -204,12 +212,16 @@ class KVCache:
 
     # ---------------------------------------------------------------------------------------------- pages
 
+    def _block_at(self, start: int, frames: int, visible: list[int], slots: list[int], hidden: int) -> StagedBlock:
+        return StagedBlock(self, start, frames, visible, self._take(slots), slots, hidden)
+
     def _let_go(self, start: int, frames: int) -> None:
         keep = set(self.policy.keep(self.held, start, frames, self.origin))
         self.drop(f for f in self.held if f not in keep)
         if self.policy.offload == "host":
             shown = set(self.policy.visible(start, frames, self.origin))
-            self.offload(f for f in self._pages if f not in shown)
+            with span("offload"):
+                self.offload(f for f in self._pages if f not in shown)
 
     def _unused_slots(self, count: int, survivors: Sequence[int]) -> list[int]:
         used = {self._slots[f] for f in survivors if f in self}

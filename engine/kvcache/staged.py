@@ -17,6 +17,7 @@ from torch import Tensor
 
 from engine.kvcache.quant import PageShape
 from engine.models import Context, Expand, Rotate
+from engine.profiler import span
 
 if TYPE_CHECKING:
     from engine.kvcache.cache import KVCache
@@ -162,8 +163,11 @@ class StagedBlock:
             return
         past = self._choose(layer, q)
         self._order[layer] = order = Order.of([self._cache.slot_of(f) for f in past], self.slots, q.device)
-        if not past:
-            return
+        if past:
+            with span("gather"):
+                self._gather(layer, past, order, rotate, expand)
+
+    def _gather(self, layer: int, past: list[int], order: Order, rotate: Rotate | None, expand: Expand | None) -> None:
         k, v = self._cache.select(layer, past)
         if expand is not None:
             k, v = (x[0] for x in expand(k.squeeze(2)[None]))
@@ -178,13 +182,16 @@ class StagedBlock:
         if not candidates:
             return self._visible
         keys = torch.stack([torch.stack([self._cache.summary(f)[layer] for f in b]).mean(0) for b in candidates])
-        query = q.mean((0, 1, 2)).reshape(keys.shape[1], -1, q.shape[-1]).mean(1)  # (kv_heads, head_dim)
-        scores = (keys * query).sum((1, 2))
-        best = scores.topk(min(self._cache.policy.topk, len(candidates))).indices.tolist()
+        best = self.score(keys, q).topk(min(self._cache.policy.topk, len(candidates))).indices.tolist()
         chosen = {f for i in best for f in candidates[i]}
         if self._cache.policy.positions == "window":
             self._positions = self._count_positions([*self._visible, *chosen], self._positions.device)
         return sorted(chosen.union(self._visible))
+
+    def score(self, keys: Tensor, q: Tensor) -> Tensor:
+        """How well mean keys (n, kv_heads, head_dim) answer the block's queries (1, F, S, heads, head_dim): (n,)"""
+        query = q.mean((0, 1, 2)).reshape(keys.shape[1], -1, q.shape[-1]).mean(1)  # (kv_heads, head_dim)
+        return (keys * query).sum((1, 2))
 
     def _join(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         order, workspace = self._order[layer], self._borrow_workspace()

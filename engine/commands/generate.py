@@ -1,0 +1,227 @@
+"""`inferix generate`: a world from prompts to a file, with a progress bar.
+
+Everything that can be wrong is found before anything is computed. Ctrl-C, and a full disk, leave a file that plays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from engine.kvcache.policy import PolicyError
+from engine.kvcache.pool import CacheFull
+from engine.layers.attention import AttentionUnavailable
+from engine.models.presets import LoadOptions, MissingFiles, UnknownModel
+from engine.movie import Movie, OutputError, Picture, contact_sheet, write_png
+from engine.protocol import ActionState, PromptChange, PromptMode
+from engine.recipe import RecipeError
+from engine.rollout import Part, Request, Rollout, use_threads
+from engine.signals import SignalError
+from engine.weights import WeightsError
+
+SHEET_PICTURES = 30
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+Refusals = (
+    SignalError,
+    PolicyError,
+    CacheFull,
+    RecipeError,
+    OutputError,
+    UnknownModel,
+    MissingFiles,
+    WeightsError,
+    AttentionUnavailable,
+)
+"""What a user can cause: said in one line, exit status 2."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="tiny-world", help="a name of `inferix models list` (default: %(default)s)")
+    parser.add_argument("--prompt", required=True, help="what the world is at the start")
+    parser.add_argument(
+        "--at",
+        action="append",
+        default=[],
+        metavar="'6s: TEXT'",
+        help="a prompt that takes effect later; '6s cut: …', '6s recache: …' or '6s blend 4: …' say how",
+    )
+    parser.add_argument(
+        "--hold",
+        action="append",
+        default=[],
+        metavar="'2s: KEY,…'",
+        help="keys held from a time on, until the next --hold; '5s:' lets go",
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of the video (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, help="denoising steps per block (default: the model's)")
+    parser.add_argument("--kv", default="", help="KV policy, as in 'window=12 sink=3 store=int8'")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 …")
+    parser.add_argument("--threads", type=int, help="threads torch computes with (default: torch's)")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("world.mp4"), help="an .mp4 or .gif (default: world.mp4)"
+    )
+    parser.add_argument("--frames-dir", type=Path, help="also write every picture as a PNG into this folder")
+    parser.add_argument("--sheet", type=Path, help="also write a contact sheet of the video to this PNG")
+    parser.add_argument("--profile", type=Path, help="also write a report of where the time went to this HTML file")
+    parser.add_argument("--json", action="store_true", help="print one JSON object last, and nothing else on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the video; 0 when it is whole, 2 on input that cannot be, 130 when interrupted."""
+    console = Console(stderr=args.json)
+    try:
+        return _generate(args, console)
+    except Refusals as error:
+        console.print(f"[red]inferix generate:[/red] {error}", markup=True, highlight=False)
+        return BAD_INPUT
+
+
+def request_of(args: argparse.Namespace) -> Request:
+    """What the arguments ask for. Raises SignalError."""
+    if args.threads is not None:
+        if not 1 <= args.threads <= 256:
+            raise SignalError(f"threads: expected 1 to 256, got {args.threads}")
+        use_threads(args.threads)
+    prompts = (PromptChange(0.0, args.prompt), *(parse_prompt(text) for text in args.at))
+    actions = tuple(parse_hold(text) for text in args.hold)
+    load = LoadOptions(device=args.device)
+    return Request(args.model, prompts, args.seconds, args.seed, actions, args.kv, args.steps, load)
+
+
+_AT = re.compile(
+    r"\s*(?P<at>[0-9.]+)\s*s?(?:\s+(?P<mode>cut|recache|blend)(?:\s+(?P<over>\d+))?)?\s*:\s*(?P<rest>.*)", re.S
+)
+
+
+def parse_prompt(text: str) -> PromptChange:
+    """`6s: TEXT`, with `cut`, `recache` or `blend N` before the colon."""
+    match = _AT.fullmatch(text)
+    if match is None:
+        raise SignalError(f"--at: expected 'SECONDS: TEXT' as in '6s: a thunderstorm arrives', got {text!r}")
+    at_s, mode = _seconds(match["at"]), cast(PromptMode, match["mode"] or "auto")
+    return PromptChange(at_s, match["rest"].strip(), mode, int(match["over"] or 4))
+
+
+def parse_hold(text: str) -> tuple[float, ActionState]:
+    """`2s: left,fast`."""
+    match = _AT.fullmatch(text)
+    if match is None or match["mode"]:
+        raise SignalError(f"--hold: expected 'SECONDS: KEY,KEY' as in '2s: right', got {text!r}")
+    keys = tuple(key.strip() for key in match["rest"].split(",") if key.strip())
+    return _seconds(match["at"]), ActionState(keys=keys)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise SignalError(f"time: expected seconds, got {text!r}") from None
+
+
+@dataclass
+class _Sums:
+    """What the summary is computed from."""
+
+    pictures: int = 0
+    spent_s: float = 0.0
+    kv_bytes: int = 0
+    digest: hashlib.blake2b = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
+    sheet: list[Picture] = field(default_factory=list)
+
+
+def _generate(args: argparse.Namespace, console: Console) -> int:
+    request = request_of(args)
+    request.check()
+    if args.frames_dir is not None:
+        _make_folder(args.frames_dir)
+    with ExitStack() as stack:
+        rollout = stack.enter_context(Rollout.open(request))
+        g = rollout.model.geometry
+        movie = stack.enter_context(Movie(args.output, g.width, g.height, g.fps))
+        sums, status = _Sums(), 0
+        began = time.perf_counter()
+        try:
+            _make(args, rollout, movie, sums, console)
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+        sums.spent_s = time.perf_counter() - began
+        movie.close()
+        _report(args, rollout, sums, console)
+    if status == INTERRUPTED:
+        console.print(f"interrupted: the first {sums.pictures / g.fps:.1f} s are in {args.output}")
+    return status
+
+
+def _make(args: argparse.Namespace, rollout: Rollout, movie: Movie, sums: _Sums, console: Console) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[facts]}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("generating", total=rollout.total_pictures, facts="")
+        every = max(1, rollout.total_pictures // SHEET_PICTURES)
+        began = time.perf_counter()
+        for part in rollout:
+            movie.add(part.pictures)
+            _note(args, part, sums, every)
+            _show(bar, task, part, sums, rollout.model.geometry.fps, time.perf_counter() - began)
+
+
+def _note(args: argparse.Namespace, part: Part, sums: _Sums, every: int) -> None:
+    for picture in part.pictures:
+        if args.frames_dir is not None:
+            write_png(args.frames_dir / f"{sums.pictures:06d}.png", picture)
+        if args.sheet is not None and sums.pictures % every == 0 and len(sums.sheet) < SHEET_PICTURES:
+            sums.sheet.append(picture.copy())
+        sums.pictures += 1
+    sums.digest.update(np.ascontiguousarray(part.pictures).tobytes())
+    sums.kv_bytes = sum(part.kv_bytes.values())
+
+
+def _show(bar: Progress, task: TaskID, part: Part, sums: _Sums, fps: float, spent_s: float) -> None:
+    rate = sums.pictures / spent_s
+    facts = (
+        f"block {part.block.index} · {rate:.1f} fps · {rate / fps:.2f}× real time · cache {sums.kv_bytes / 1e6:.1f} MB"
+    )
+    bar.update(task, completed=sums.pictures, facts=facts)
+
+
+def _report(args: argparse.Namespace, rollout: Rollout, sums: _Sums, console: Console) -> None:
+    fps = rollout.model.geometry.fps
+    if args.sheet is not None and sums.sheet:
+        write_png(args.sheet, contact_sheet(sums.sheet))
+    summary = {
+        "frames": sums.pictures,
+        "fps": fps,
+        "seconds": sums.pictures / fps,
+        "real_time_factor": round(sums.pictures / fps / max(sums.spent_s, 1e-9), 3),
+        "kv_bytes": sums.kv_bytes,
+        "model": args.model,
+        "seed": args.seed,
+        "digest": sums.digest.hexdigest(),
+        "model_digest": rollout.model.digest(),
+        "output": str(args.output),
+    }
+    if args.json:
+        Console(soft_wrap=True).out(msgspec.json.encode(summary).decode(), highlight=False)
+    else:
+        seconds, factor = summary["seconds"], summary["real_time_factor"]
+        console.print(f"{args.output}: {seconds:.1f} s at {fps:g} fps, made at {factor}× real time (seed {args.seed})")
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"frames-dir: cannot make {folder}: {error}") from error

@@ -1,0 +1,143 @@
+"""A world made from start to end without a clock: what `inferix generate`, the benchmarks and the evaluation run.
+
+    with Rollout.open(Request(model="tiny-world", prompts=(PromptChange(0, "a beach"),), seconds=10)) as rollout:
+        for part in rollout:
+            part.pictures        # (N, H, W, 3) uint8
+
+Blocks are decoded in a second thread while the next one is denoised. Knows no files: see `movie.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from engine import recipe
+from engine.decoder import Pictures, decode
+from engine.generator import Block, Generator
+from engine.layers.attention import choose
+from engine.models import BlockModel, presets
+from engine.models.presets import LoadOptions, Preset
+from engine.profiler import boundary, span
+from engine.protocol import ActionState, PromptChange, WorldSpec
+from engine.signals import SignalError, check_action
+from engine.world import World
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to make. `actions` are (media second, state) with rising times; each holds until the next."""
+
+    model: str
+    prompts: tuple[PromptChange, ...]
+    seconds: float
+    seed: int = 0
+    actions: tuple[tuple[float, ActionState], ...] = ()
+    kv: str = ""
+    steps: int | None = None
+    load: LoadOptions = field(default_factory=LoadOptions)
+
+    def check(self) -> None:
+        """Raise SignalError on a length or times that cannot be; prompts themselves are checked by the world."""
+        if not 0 < self.seconds <= 86_400:
+            raise SignalError(f"seconds: expected more than 0 and at most a day, got {self.seconds:g}")
+        for change in self.prompts:
+            if change.at_s >= self.seconds:
+                raise SignalError(f"prompt at {change.at_s:g} s: expected a time before the end at {self.seconds:g} s")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One block, made and decoded."""
+
+    block: Block
+    pictures: Pictures
+    made_s: float  # seconds its making took, decoding included
+    kv_bytes: dict[str, int]
+
+
+class Rollout:
+    """One world from its first block to its last. Iterate once; closing it gives everything back."""
+
+    def __init__(self, request: Request, model: BlockModel, preset: Preset) -> None:
+        """Raises SignalError, PolicyError, RecipeError or CacheFull: nothing has been computed by then."""
+        request.check()
+        self.request, self.model, self.preset = request, model, preset
+        g = model.geometry
+        self.total_pictures = max(1, round(request.seconds * g.fps))
+        rule = recipe.kv_policy(preset, request.kv)
+        sampler = recipe.sampler(preset, request.steps)
+        attention = choose(request.load.attention, model.device, model.dtype)
+        frames = g.frames_per_block * (2 + math.ceil(request.seconds / g.block_s))
+        caches = recipe.caches(model, preset, rule, sampler, frames, attention.attend)
+        spec = WorldSpec(request.model, request.prompts, request.seed, kv=str(rule), steps=request.steps)
+        self.world = World(spec, model, sampler, caches)
+        for _, state in request.actions:
+            check_action(state, model.action_keys, model.action_values)
+        self.generator: Generator = recipe.generator(model, preset)
+        self._decoding = ThreadPoolExecutor(1, thread_name_prefix="decode")
+
+    @classmethod
+    def open(cls, request: Request) -> Rollout:
+        """Load the model and open the world. Also raises what `presets.load` does."""
+        request.check()
+        return cls(request, presets.load(request.model, request.load), presets.find(request.model))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._decoding.shutdown(wait=True, cancel_futures=True)
+        self.world.close()
+
+    def __iter__(self) -> Iterator[Part]:
+        """Every block in order; the last one is cut to the length asked for."""
+        left, waiting = self.total_pictures, None
+        while left > 0:
+            begun = self._begin() if self._pictures_begun() < self.total_pictures else None
+            if waiting is not None:
+                part = self._finish(waiting, left)
+                left -= len(part.pictures)
+                yield part
+            waiting = begun
+
+    def _pictures_begun(self) -> int:
+        return self.model.geometry.pictures_before(self.world.start)
+
+    def _begin(self) -> tuple[Block, float, Future[Pictures]]:
+        began = time.perf_counter()
+        self._act()
+        with span("block", block=self.world.block):
+            block = self.generator.next_block(self.world)
+        boundary("block", block=block.index)
+        return block, began, self._decoding.submit(decode, self.world, block)
+
+    def _finish(self, waiting: tuple[Block, float, Future[Pictures]], left: int) -> Part:
+        block, began, decoding = waiting
+        pictures = decoding.result()[:left]
+        kv_bytes = {"device": 0, "host": 0}
+        for cache in self.world.caches:
+            for tier, count in cache.bytes_by_tier().items():
+                kv_bytes[tier] += count
+        return Part(block, pictures, time.perf_counter() - began, kv_bytes)
+
+    def _act(self) -> None:
+        """Renew the action that is in force at the next block: nobody lets go of a key that a script holds."""
+        now = self.world.media_s()
+        due = [state for at_s, state in self.request.actions if at_s <= now + 1e-6]
+        if due:
+            self.world.act(due[-1])
+
+
+def use_threads(count: int) -> None:
+    """Threads torch computes with in this process."""
+    torch.set_num_threads(count)

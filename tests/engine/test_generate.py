@@ -1,0 +1,147 @@
+"""`inferix generate` as a user meets it: files that play, and one clear line when something is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from engine.commands import generate
+from engine.models import presets
+from engine.movie import Movie, OutputError, contact_sheet, write_png
+from engine.protocol import MAX_PROMPT_CHARS, PromptChange
+from engine.signals import SignalError
+from tests.toy_model import TOY
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(presets.PRESETS, "toy", TOY)
+
+
+def run(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    generate.add_arguments(parser)
+    return generate.run(parser.parse_args(["--model", "toy", *words]))
+
+
+def frames(path: Path) -> int:
+    with av.open(str(path)) as container:
+        return sum(1 for _ in container.decode(video=0))
+
+
+def test_a_world_becomes_a_file_that_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, sheet, folder = tmp_path / "w.mp4", tmp_path / "s.png", tmp_path / "frames"
+    words = ["--prompt", "a", "--at", "1s: b", "--seconds", "2", "--seed", "7", "-o", str(out), "--json"]
+    assert run(*words, "--sheet", str(sheet), "--frames-dir", str(folder)) == 0
+    said = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert (said["frames"], said["fps"], said["seconds"], said["seed"], said["model"]) == (16, 8.0, 2.0, 7, "toy")
+    assert frames(out) == 16 and len([*folder.iterdir()]) == 16
+    assert frames(sheet) == 1
+    assert run(*words) == 0
+    assert json.loads(capsys.readouterr().out.strip().splitlines()[-1])["digest"] == said["digest"]
+
+
+def test_a_gif_plays_too(tmp_path: Path) -> None:
+    assert run("--prompt", "a", "--seconds", "1", "-o", str(tmp_path / "w.gif")) == 0
+    assert frames(tmp_path / "w.gif") == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--prompt", ""], "expected some text"),
+        (["--prompt", "x" * (MAX_PROMPT_CHARS + 1)], f"at most {MAX_PROMPT_CHARS} characters"),
+        (["--prompt", "a", "--at", "storm"], "expected 'SECONDS: TEXT'"),
+        (["--prompt", "a", "--at", "1.2.3s: b"], "expected seconds"),
+        (["--prompt", "a", "--at", "3s: b", "--at", "2s: c"], "rising times"),
+        (["--prompt", "a", "--at", "99s: b"], "before the end"),
+        (["--prompt", "a", "--hold", "0s: jump"], "got 'jump'"),
+        (["--prompt", "a", "--kv", "window=2 sink=1"], "at least 3"),
+        (["--prompt", "a", "-o", "/nowhere/w.mp4"], "cannot write /nowhere/w.mp4"),
+        (["--prompt", "a", "-o", "world.avi"], "ending in .mp4 or .gif"),
+        (["--prompt", "a", "--threads", "0"], "1 to 256"),
+    ],
+)
+def test_bad_input_is_one_clear_line_and_no_file(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(*words) == 2
+    text = " ".join(capsys.readouterr().out.split())
+    assert said in text and "Traceback" not in text
+    assert not [*tmp_path.iterdir()]
+
+
+def test_how_a_prompt_takes_over_can_be_said() -> None:
+    assert generate.parse_prompt("6s: a: b") == PromptChange(6.0, "a: b")
+    assert generate.parse_prompt("1.5 recache: x") == PromptChange(1.5, "x", "recache")
+    assert generate.parse_prompt("6s blend 8: x") == PromptChange(6.0, "x", "blend", 8)
+    with pytest.raises(SignalError):
+        generate.parse_prompt("6s fade: x")
+
+
+PROGRAM = """
+import argparse, sys
+from engine.commands import generate
+from engine.models import presets
+from tests.toy_model import TOY
+presets.PRESETS["toy"] = TOY
+parser = argparse.ArgumentParser()
+generate.add_arguments(parser)
+sys.exit(generate.run(parser.parse_args(sys.argv[1:])))
+"""
+
+
+def start(*words: str, limit: int | None = None) -> subprocess.Popen[str]:
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    command = [sys.executable, "-c", PROGRAM, "--model", "toy", "--prompt", "a", "--threads", "1", *words]
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=limited)
+
+
+def test_an_interrupt_leaves_a_finished_file(tmp_path: Path) -> None:
+    out = tmp_path / "w.mp4"
+    process = start("--seconds", "4000", "-o", str(out))
+    while not out.exists() or out.stat().st_size < 4000:
+        assert process.poll() is None, process.communicate()[0]
+    process.send_signal(signal.SIGINT)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted: the first" in text
+    assert frames(out) > 8
+
+
+def test_a_disk_that_fills_leaves_what_was_made(tmp_path: Path) -> None:
+    out = tmp_path / "w.mp4"
+    process = start("--seconds", "120", "-o", str(out), limit=30_000)
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 2 and "stopped" in text, text
+    assert frames(out) > 8
+
+
+def test_a_contact_sheet_holds_every_picture(tmp_path: Path) -> None:
+    shades = [np.full((4, 6, 3), shade, np.uint8) for shade in range(0, 70, 10)]
+    sheet = contact_sheet(shades, columns=3, gap=1)
+    assert sheet.shape == (14, 20, 3)
+    assert {int(v) for v in np.unique(sheet)} == {*range(0, 70, 10), 255}
+    write_png(tmp_path / "s.png", sheet)
+    with av.open(str(tmp_path / "s.png")) as container:
+        assert np.array_equal(next(container.decode(video=0)).to_ndarray(format="rgb24"), sheet)
+
+
+def test_a_gif_too_long_to_hold_says_so(tmp_path: Path) -> None:
+    movie = Movie(tmp_path / "w.gif", 8, 8, 8.0)
+    with pytest.raises(OutputError, match="at most 600"):
+        movie.add(np.zeros((601, 8, 8, 3), np.uint8))
+    movie.close()
