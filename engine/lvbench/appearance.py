@@ -17,6 +17,7 @@ BACKGROUND_LINES = 36  # the background is read this small
 CELL = 6  # pixels of that small picture along one side of a cell
 SUBJECT_SIDE = 24  # a subject is read as a square of this many pixels
 SUBJECT_CELL = 6
+DETAIL = 5  # pixels below which a subject's pattern does not count
 MARGIN = 1.25  # how much of its surroundings a subject's square takes in
 
 Mask = NDArray[np.float32]  # (H, W), 0 background .. 1 subject
@@ -48,8 +49,9 @@ def describe_background(luma: Floats, mask: Mask) -> Descriptor:
 
 
 def describe_subject(luma: Floats, mask: Mask) -> Descriptor | None:
-    """The subject of (H, W) luma as a square around the mask's centre, sized by its spread; None when the mask is
-    empty.
+    """The subject of (H, W) luma as a square around the mask's centre, sized by its spread: pattern, then outline.
+
+    None when the mask is empty.
     """
     total = float(mask.sum())
     if total < 1.0:
@@ -59,9 +61,11 @@ def describe_subject(luma: Floats, mask: Mask) -> Descriptor | None:
     y, x = float(ys @ rows), float(xs @ columns)
     half = MARGIN * np.sqrt(3.0) * max(1.0, np.sqrt(0.5 * float((ys - y) ** 2 @ rows + (xs - x) ** 2 @ columns)))
     grid = np.linspace(-half, half, SUBJECT_SIDE)
-    votes = _orientation_votes(sample(luma, y + grid, x + grid)) * sample(mask, y + grid, x + grid)[..., None]
-    cells = _pool(votes, SUBJECT_CELL).reshape(-1, ORIENTATIONS)
-    return Descriptor(_unit(cells), np.ones(len(cells), dtype=np.float32))
+    seen = sample(mask, y + grid, x + grid)
+    pattern = _orientation_votes(sample(_without_detail(luma), y + grid, x + grid)) * seen[..., None]
+    outline = _orientation_votes(_without_detail(seen))
+    cells = [_unit(_pool(votes, SUBJECT_CELL).reshape(-1, ORIENTATIONS)) for votes in (pattern, outline)]
+    return Descriptor(np.concatenate(cells), np.ones(len(cells[0]) + len(cells[1]), dtype=np.float32))
 
 
 def likeness(a: Descriptor, b: Descriptor) -> float:
@@ -98,6 +102,20 @@ def sample(picture: Floats, ys: NDArray[np.float64], xs: NDArray[np.float64]) ->
     upper = picture[np.ix_(top, left)] * (1 - fx) + picture[np.ix_(top, right)] * fx
     lower = picture[np.ix_(bottom, left)] * (1 - fx) + picture[np.ix_(bottom, right)] * fx
     return np.asarray(upper * (1 - fy) + lower * fy, dtype=np.float32)
+
+
+def _without_detail(picture: Floats) -> Floats:
+    """(H, W) without what a moderate blur would take away: a box of DETAIL pixels, twice."""
+    for _ in range(2):
+        picture = _running_mean(_running_mean(picture).T).T
+    return picture
+
+
+def _running_mean(picture: Floats) -> Floats:
+    """The mean of DETAIL rows around each; outside, the border repeats."""
+    padded = np.pad(picture, ((DETAIL // 2 + 1, DETAIL // 2), (0, 0)), mode="edge")
+    sums = padded.cumsum(axis=0, dtype=np.float64)
+    return np.asarray((sums[DETAIL:] - sums[:-DETAIL]) / DETAIL, dtype=np.float32)
 
 
 def _orientation_votes(picture: Floats) -> Floats:

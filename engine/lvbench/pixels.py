@@ -14,7 +14,7 @@ ROUNDING_VARIANCE = 1.0 / 12.0  # of an 8-bit sample
 LAPLACIAN_NOISE = 0.40625 * ROUNDING_VARIANCE  # the squared taps of binomial and Laplacian together, times that
 NOISE_SHARPNESS = 2.1805  # what sharpness() reads on white noise, the most there is
 COLOUR_CELLS = 24  # squares along the shorter side over which colour is averaged
-HALF_CHROMA = 12.0  # the chroma spread, in 8-bit steps, that earns half of the marks for colour
+HALF_CHROMA = 30.0  # the chroma spread, in 8-bit steps, that earns half of the marks for colour
 HALF_CONTRAST = 16.0  # the same for the spread of brightness
 HALF_CAST = 48.0  # the mean chroma that loses half
 
