@@ -18,7 +18,7 @@ export class Controls {
   /** Suggestions come from the model; the first of them also shows what a prompt looks like. */
   suggest(texts) {
     const shown = texts.slice(0, SUGGESTIONS_SHOWN);
-    if (shown.length) this.page.prompt.placeholder = shown[0];
+    if (shown.length) this.page.prompt.placeholder = `e.g. ${shown[1] ?? shown[0]}`;
     this.page.suggestions.replaceChildren(...shown.map((text) => this.#suggestion(text)));
   }
 

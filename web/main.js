@@ -1,12 +1,12 @@
-/* The page: finds a world to show, or starts one, and joins its parts.
+/* The page: joins its parts.
 
-   1. open(): who are we, what is there, which world → enter()
+   1. visit.js finds a world, or starts one → enter()
    2. enter(): the world's socket (connection.js) and its picture (picture.js), each with its own way back
-   3. events come up the socket to `hear`; wishes go down it from controls.js and keys.js
+   3. events come up the socket to hear(); wishes go down it from controls.js and keys.js
    4. render(): all states together become one line and at most one notice (trouble.js) */
 
 import { Api, Credentials, Fault, freshId } from "./api.js";
-import { Backoff, Connection } from "./connection.js";
+import { Connection } from "./connection.js";
 import { Controls } from "./controls.js";
 import { Keys } from "./keys.js";
 import { Notice } from "./notice.js";
@@ -19,11 +19,11 @@ import { Stage } from "./stage.js";
 import { Stats } from "./stats.js";
 import { Story, clockTime } from "./story.js";
 import { diagnose } from "./trouble.js";
+import { LIVE, Visit } from "./visit.js";
 import { Waterfall } from "./waterfall.js";
-import { LIVE, Worlds } from "./worlds.js";
+import { Worlds } from "./worlds.js";
 
-const FINAL = new Set(["token-required", "token-unknown", "link-expired", "role-too-low", "origin-not-allowed", "session-not-found", "invalid", "model-unknown", "not-your-session", "host-not-allowed"]);
-const STUCK_S = 8; // frames are made, none arrive: take a new connection
+const STUCK_S = 6; // frames are made, none arrive: take a new connection
 const LATE_S = 3;
 
 class Page {
@@ -31,12 +31,12 @@ class Page {
     this.parts = parts;
     this.credentials = new Credentials();
     this.api = new Api(this.credentials);
-    this.backoff = new Backoff(1000, 15_000);
-    this.turn = 0;
-    this.session = null;
     this.socket = null;
     this.canSteer = true;
-    this.opening = { step: "server", fault: null, retryAt: 0 };
+    this.visit = new Visit(this.api, {
+      onModels: (models) => this.worlds.offer(models), onLeave: () => this.#leave(),
+      onEnter: (session) => this.#enter(session), onChange: () => this.render(),
+    });
     this.#makeWatching();
     this.#makeSteering();
     this.#listen();
@@ -58,7 +58,7 @@ class Page {
   }
 
   #makeSteering() {
-    const { parts, api } = this;
+    const { parts, api, visit } = this;
     this.controls = new Controls(parts, {
       onPrompt: (text, mode) => this.say(text, mode), onPause: () => this.togglePause(),
       onReseed: () => this.reseed(), onFullscreen: () => this.stage.toggleFullscreen(),
@@ -66,13 +66,12 @@ class Page {
     this.keys = new Keys(parts.keys, (held) => this.hold(held));
     this.notice = new Notice(parts, {
       onAction: (does) => this.act(does),
-      onToken: (token) => { this.credentials.remember(token); this.open(); },
+      onToken: (token) => { this.credentials.remember(token); visit.open(); },
     });
     this.worlds = new Worlds(parts, api, {
-      onJoin: (session) => { parts.worlds.hidePopover(); this.go(() => api.get(session.urls.self)); },
-      onCreate: (wish) => { parts.worlds.hidePopover(); this.go(() => this.create(wish)); },
-      onEnd: (session) => api.delete(session.urls.self).then(() => this.worlds.refresh()).catch((fault) => this.worlds.note(fault.message)),
-      mayEnd: (session) => this.#owns(session),
+      onJoin: (session) => { parts.worlds.hidePopover(); visit.join(session); },
+      onCreate: (wish) => { parts.worlds.hidePopover(); visit.start(wish); },
+      mayEnd: (session) => visit.owns(session),
     });
     this.outputs = new Outputs(parts, api);
     this.share = new Share(parts, api);
@@ -80,98 +79,37 @@ class Page {
 
   #listen() {
     window.addEventListener("pagehide", () => this.picture.leave());
-    window.addEventListener("pageshow", (event) => event.persisted && this.open());
+    window.addEventListener("pageshow", (event) => event.persisted && this.visit.open());
     window.addEventListener("online", () => this.act("retry"));
     document.addEventListener("visibilitychange", () => !document.hidden && this.socket?.state === "waiting" && this.act("retry"));
     setInterval(() => this.#tick(), 1000);
   }
 
-  // ------------------------------------------------------------------------------------ finding a world
+  // ------------------------------------------------------------------------------- in and out of a world
 
-  open() {
-    this.opening.step = "server";
-    return this.go(async () => {
-      this.me = await this.api.get("/v1/me");
-      const { models } = await this.api.get("/v1/models");
-      this.worlds.offer(models);
-      this.opening.step = "world";
-      this.render();
-      return this.#choose();
-    });
-  }
-
-  /** Leave where we are and enter the session that `choose` answers; when it fails, try again where that can help. */
-  async go(choose) {
-    const turn = ++this.turn;
-    clearTimeout(this.retryTimer);
-    this.leave();
-    this.choose = choose;
-    this.opening = { step: this.me ? "world" : "server", fault: null, retryAt: 0 };
-    this.render();
-    try {
-      const session = await choose();
-      if (turn === this.turn) this.enter(session);
-    } catch (fault) {
-      if (!(fault instanceof Fault)) throw fault;
-      if (turn === this.turn) this.#failed(fault, choose);
-    }
-  }
-
-  create(wish = {}) {
-    return this.api.post("/v1/sessions", { ...wish, queue: true }, { "Idempotency-Key": freshId("page") });
-  }
-
-  leave() {
+  #leave() {
     this.keys.release();
     this.socket?.close();
     this.socket = null;
-    this.session = null;
     this.picture.stop();
     for (const part of [this.story, this.stats, this.waterfall, this.pulse]) part.clear();
     this.photon.forget();
   }
 
-  enter(session) {
-    this.backoff.reset();
-    this.opening = { step: "done", fault: null, retryAt: 0 };
-    this.canSteer = this.me.role !== "viewer";
+  #enter(session) {
+    this.canSteer = !this.visit.isViewer();
     const search = this.credentials.access ? `?access=${encodeURIComponent(this.credentials.access)}` : "";
     history.replaceState(null, "", session.urls.page + search);
     this.#load(session);
     this.controls.suggest(session.suggestions ?? []);
     this.keys.offer(session.action_keys ?? []);
     this.stage.setSize(session.width, session.height);
-    this.socket = new Connection(session.urls.ws, this.credentials, { onEvent: (event) => this.hear(event), onState: () => this.render() });
+    this.socket = new Connection(session.urls.ws, this.credentials, { onEvent: (event) => this.hear(event), onState: (socket) => this.#reached(socket) });
     this.#show();
   }
 
-  async #choose() {
-    const named = this.me.session ?? location.pathname.match(/^\/s\/([^/]+)/)?.[1];
-    if (named) return this.api.get(`/v1/sessions/${encodeURIComponent(named)}`);
-    const { sessions } = await this.api.get("/v1/sessions");
-    const isMine = (session) => this.me.role === "viewer" || this.#owns(session);
-    const found = sessions.find((session) => LIVE.has(session.state) && isMine(session));
-    if (found) return found;
-    if (this.me.role === "viewer") throw new Fault("nothing-on", "no world is on, and a viewer cannot start one");
-    return this.create();
-  }
-
-  #owns(session) {
-    return this.me?.role === "admin" || (this.me?.role === "player" && session.owner === this.me.name);
-  }
-
-  #failed(fault, choose) {
-    this.opening = { ...this.opening, fault, retryAt: 0 };
-    if (!FINAL.has(fault.code)) {
-      const pauseMs = Math.max(this.backoff.nextMs(), fault.retryAfterS * 1000);
-      this.opening.retryAt = performance.now() + pauseMs;
-      this.retryTimer = setTimeout(() => this.go(choose), pauseMs);
-    }
-    this.render();
-  }
-
   #load(session) {
-    this.session = session;
+    this.visit.session = session;
     this.worlds.here = session.id;
     this.outputs.load(session);
     this.share.session = session;
@@ -181,22 +119,32 @@ class Page {
 
   /** The picture, as soon as there is something to see. */
   #show() {
-    const isLive = ["starting", "running", "paused"].includes(this.session.state);
-    if (isLive && this.picture.state === "idle") this.picture.start(this.session.urls.whep, this.me.ice_servers ?? []);
-    if (!isLive && this.session.state !== "queued") this.picture.stop();
+    const { session } = this.visit;
+    const hasPicture = ["starting", "running", "paused"].includes(session.state);
+    if (hasPicture && this.picture.state === "idle") this.picture.start(session.urls.whep, this.visit.me.ice_servers ?? []);
+    if (!LIVE.has(session.state)) this.picture.stop();
+    this.render();
+  }
+
+  /** A session that vanished while we were in it went with its server: begin it again where we may. */
+  #reached(socket) {
+    const { session } = this.visit;
+    const isLost = socket.why === "gone" && LIVE.has(session?.state) && this.visit.owns(session);
+    if (isLost) return this.visit.start({ model: session.model, prompt: this.#prompt(), seed: session.seed });
     this.render();
   }
 
   // ---------------------------------------------------------------------------------------- what is heard
 
   hear(event) {
+    const { session } = this.visit;
     const act = {
       "welcome": () => this.#welcomed(event),
       "ack": () => this.story.acked(event.id),
       "state": () => this.#changed(event),
-      "block": () => this.waterfall.add(event, this.session.fps),
+      "block": () => this.waterfall.add(event, session.fps),
       "stats": () => this.pulse.told(event),
-      "viewers": () => { this.session.viewers = event.viewers; this.render(); },
+      "viewers": () => { session.viewers = event.viewers; this.render(); },
       "output": () => this.#outputChanged(event.output),
       "signal.applied": () => this.#applied(event),
       "signal.shown": () => this.photon.shown(event.id, event.pts),
@@ -209,15 +157,15 @@ class Page {
     this.canSteer = canSteer;
     this.#load(session);
     for (const item of this.story.unacked()) this.socket.send({ type: "prompt", id: item.id, text: item.text, mode: item.mode });
-    if (canSteer && this.keys.held().length) this.hold(this.keys.held());
+    if (this.keys.held().length) this.hold(this.keys.held());
     this.#show();
   }
 
   #changed({ state, reason, queue_position: place }) {
-    const { session } = this;
+    const { session } = this.visit;
     if (state === "starting" && ["running", "paused"].includes(session.state)) session.restarts = (session.restarts ?? 0) + 1;
     Object.assign(session, { state, reason, queue_position: place });
-    if (state === "running") this.pulse.movedAt = performance.now();
+    if (state === "running") this.pulse.expectFrames();
     this.#show();
   }
 
@@ -267,25 +215,19 @@ class Page {
   }
 
   togglePause() {
-    if (this.session) this.#send({ type: this.session.state === "paused" ? "resume" : "pause", id: freshId("x") });
+    if (this.visit.session) this.#send({ type: this.visit.session.state === "paused" ? "resume" : "pause", id: freshId("x") });
   }
 
-  /** Alone in a world that goes nowhere else, it makes room for the next: its seed and prompts can make it again. */
+  /** A world that only we see goes; one that others see, or that goes elsewhere too, stays. */
   reseed() {
-    const { session } = this;
-    if (!session) return;
-    const wish = { model: session.model, prompt: this.story.current()?.text || session.prompt };
-    const isLeft = this.#owns(session) && session.viewers <= 1 && !this.outputs.isUsed();
-    this.go(async () => {
-      if (isLeft && LIVE.has(session.state)) await this.api.delete(session.urls.self);
-      return this.create(wish);
-    });
+    const { session } = this.visit;
+    if (session) this.visit.exchange(this.#prompt(), session.viewers <= 1 && !this.outputs.isUsed());
   }
 
   act(does) {
     if (does === "worlds") return this.parts.worlds.showPopover();
-    if (does === "create") return this.go(() => this.create());
-    if (this.opening.fault) return this.go(this.choose);
+    if (does === "create") return this.visit.start();
+    this.visit.again();
     if (this.socket?.state === "waiting") this.socket.open();
     if (this.picture.state === "waiting") this.picture.connect();
   }
@@ -309,38 +251,50 @@ class Page {
   }
 
   render() {
-    const { parts, session } = this;
+    const { parts } = this;
+    const { session } = this.visit;
     const seen = diagnose(this.#situation());
-    if (seen.notice?.actions && this.me?.role === "viewer") seen.notice.actions = seen.notice.actions.filter(({ does }) => does !== "create");
     if (document.body.dataset.phase !== seen.phase) this.announce(seen.notice ? `${seen.notice.title}. ${seen.notice.text}` : seen.status);
     document.body.dataset.phase = seen.phase;
     document.body.dataset.role = this.canSteer ? "player" : "spectator";
+    const isOver = !session || !LIVE.has(session.state);
+    for (const part of document.querySelectorAll("[data-world]")) part.inert = isOver;
     parts["status-text"].textContent = seen.status;
-    parts.watching.hidden = !session?.viewers;
+    parts.watching.hidden = !session?.viewers || this.picture.state !== "playing";
     parts.watching.textContent = session?.viewers ? `${session.viewers} watching` : "";
     parts["paused-flag"].hidden = seen.phase !== "paused";
     this.notice.show(seen.notice);
     this.controls.showPaused(session?.state === "paused");
-    const prompt = this.story.current()?.text || session?.prompt;
+    this.#name();
+  }
+
+  #prompt() {
+    return this.story.current()?.text || this.visit.session?.prompt;
+  }
+
+  #name() {
+    const prompt = this.#prompt();
     document.title = prompt ? `${prompt} · Inferix` : "Inferix";
-    parts.video.setAttribute("aria-label", prompt ? `Live picture: ${prompt}` : "Live picture of the world");
+    this.parts.video.setAttribute("aria-label", prompt ? `Live picture: ${prompt}` : "Live picture of the world");
   }
 
   #situation() {
-    const { opening, session, socket, picture } = this;
-    return { opening, session, socket, picture, now: performance.now(), host: location.hostname, isMoving: this.pulse.silence().pictureS < LATE_S };
+    const { opening, session } = this.visit;
+    const isMoving = this.pulse.silence().pictureS < LATE_S;
+    return { opening, session, socket: this.socket, picture: this.picture, now: performance.now(), host: location.hostname, mayCreate: !this.visit.isViewer(), isMoving };
   }
 
   async #tick() {
     await this.pulse.beat();
+    const { session } = this.visit;
     const { pictureS, engineS } = this.pulse.silence();
-    const isStuck = this.session?.state === "running" && this.picture.state === "playing" && pictureS > STUCK_S && engineS < LATE_S;
+    const isStuck = session?.state === "running" && this.picture.state === "playing" && pictureS > STUCK_S && engineS < LATE_S;
     if (isStuck) this.picture.retry(new Fault("picture-lost", `no frame for ${STUCK_S} s`));
-    const mediaMs = this.photon.mediaMs() ?? this.session?.stats?.media_ms;
-    this.parts.clock.textContent = mediaMs == null || !this.session ? "" : clockTime(mediaMs);
+    const mediaMs = this.photon.mediaMs() ?? session?.media_ms;
+    this.parts.clock.textContent = mediaMs == null ? "" : clockTime(mediaMs);
     this.render();
   }
 }
 
 const parts = Object.fromEntries([...document.querySelectorAll("[id]")].map((element) => [element.id, element]));
-new Page({ ...parts, top: document.querySelector(".top") }).open();
+new Page({ ...parts, top: document.querySelector(".top") }).visit.open();

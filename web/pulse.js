@@ -17,6 +17,11 @@ export class Pulse {
     this.mediaMs = -1;
   }
 
+  /** From now on frames should come: what lies before does not count as silence. */
+  expectFrames() {
+    this.movedAt = performance.now();
+  }
+
   frameShown() {
     this.shown += 1;
   }

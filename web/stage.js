@@ -2,6 +2,8 @@
    Knows sizes and the `<video>` element; not where the picture comes from. */
 
 const GLOW_MS = 500;
+const SIZE_KEPT = 0.84; // give up to a sixth of the size for whole pixels
+const SHORT_PX = 760; // in a window less high than this, what follows the prompt box may lie below the edge
 const CRISP_UP_TO = 640; // wider pictures look better smoothed
 
 export class Stage {
@@ -25,18 +27,18 @@ export class Stage {
     this.fit();
   }
 
-  /** Whole device pixels per picture pixel where there is room for at least two: sharp edges stay sharp. */
+  /** Whole device pixels per picture pixel where that costs little size: sharp edges stay sharp. */
   fit() {
     const { page, width, height } = this;
     const room = this.#room();
     let scale = Math.min(room.width / width, room.height / height);
     const device = scale * devicePixelRatio;
-    const isCrisp = width <= CRISP_UP_TO;
-    if (isCrisp && device >= 2 && !room.isNarrow) scale = Math.floor(device) / devicePixelRatio;
+    const isWhole = width <= CRISP_UP_TO && Math.floor(device) / device > SIZE_KEPT;
+    if (isWhole && !room.isNarrow) scale = Math.floor(device) / devicePixelRatio;
     page.frame.style.width = `${width * scale}px`;
     page.frame.style.height = `${height * scale}px`;
     document.documentElement.style.setProperty("--picture", `${Math.round(width * scale)}px`);
-    page.video.classList.toggle("crisp", isCrisp && device >= 1.5);
+    page.video.classList.toggle("crisp", width <= CRISP_UP_TO && (isWhole || device >= 3));
   }
 
   async toggleFullscreen() {
@@ -47,10 +49,11 @@ export class Stage {
 
   #room() {
     if (document.fullscreenElement) return { width: innerWidth, height: innerHeight, isNarrow: false };
-    const { stage, bar, say, top } = this.page;
+    const { stage, bar, say, suggestions, top } = this.page;
     const style = getComputedStyle(stage);
     const sides = parseFloat(style.paddingLeft) + parseFloat(style.paddingRight);
-    const below = bar.offsetHeight + (say.offsetHeight || 60) + top.offsetHeight + 60;
+    const box = innerHeight < SHORT_PX ? say.offsetHeight - suggestions.offsetHeight : say.offsetHeight + 26;
+    const below = bar.offsetHeight + Math.max(60, box) + top.offsetHeight + 40;
     const isNarrow = innerWidth < 700;
     return { width: stage.clientWidth - sides, height: Math.max(200, isNarrow ? innerHeight * 0.6 : innerHeight - below), isNarrow };
   }

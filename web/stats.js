@@ -1,17 +1,19 @@
 /* The strip of numbers: each with its unit, its meaning in words, and a small graph of the last minute.
    Knows how to show numbers; where they come from is for others. */
 
-const SAMPLES = 60;
+const SECONDS = 60; // samples of what is told once a second
+const MOST_COARSE = 11; // few samples do not stretch over the whole graph
+const EVENTS = 16; // samples of what happens now and then
 
 const CELLS = [
-  { id: "fps", label: "Frames", unit: "/s", digits: 1, floor: 0, about: "Pictures shown per second" },
-  { id: "speed", label: "Speed", unit: "× real time", digits: 2, floor: 0, line: 1, about: "Seconds of video made per second of work; below 1 the world cannot keep up" },
-  { id: "prompt", label: "Prompt to picture", unit: "ms", digits: 0, floor: 0, about: "From sending a prompt to seeing the first picture made under it" },
-  { id: "key", label: "Key to picture", unit: "ms", digits: 0, floor: 0, about: "From pressing a key to seeing the first picture made under it" },
-  { id: "bitrate", label: "Bitrate", unit: "kbit/s", digits: 0, floor: 0, about: "Video received by this page" },
-  { id: "loss", label: "Lost", unit: "%", digits: 1, floor: 0, ceiling: 5, about: "Packets lost on the way to this page" },
-  { id: "memory", label: "Memory", unit: "MB", digits: 1, floor: 0, about: "What the world remembers: its key-value cache, by tier" },
-  { id: "drift", label: "Drift", unit: "", digits: 2, floor: 0, ceiling: 1, about: "How far the picture's quality has moved from the world's beginning" },
+  { id: "fps", label: "Frames", unit: "/s", digits: 1, about: "Pictures shown per second" },
+  { id: "speed", label: "Speed", unit: "× real time", digits: 2, line: 1, about: "Seconds of video made per second of work; below 1 the world cannot keep up" },
+  { id: "prompt", label: "Prompt to picture", unit: "ms", digits: 0, kept: EVENTS, about: "From sending a prompt to seeing the first picture made under it" },
+  { id: "key", label: "Key to picture", unit: "ms", digits: 0, kept: EVENTS, about: "From pressing a key to seeing the first picture made under it" },
+  { id: "bitrate", label: "Bitrate", unit: "kbit/s", digits: 0, about: "Video received by this page" },
+  { id: "loss", label: "Lost", unit: "%", digits: 1, ceiling: 5, about: "Packets lost on the way to this page" },
+  { id: "memory", label: "Memory", unit: "MB", digits: 1, about: "What the world remembers: its key-value cache, by tier" },
+  { id: "drift", label: "Drift", unit: "", digits: 2, ceiling: 1, about: "How far the picture's quality has moved from the world's beginning" },
 ];
 
 export class Stats {
@@ -38,6 +40,7 @@ export class Stats {
 class Cell {
   constructor(kind) {
     this.kind = kind;
+    this.kept = kind.kept ?? SECONDS;
     this.samples = [];
     this.element = document.createElement("div");
     this.element.id = `stat-${kind.id}`;
@@ -60,7 +63,7 @@ class Cell {
   add(value, detail) {
     if (!Number.isFinite(value)) return;
     this.samples.push(value);
-    if (this.samples.length > SAMPLES) this.samples.shift();
+    if (this.samples.length > this.kept) this.samples.shift();
     this.element.hidden = false;
     this.element.dataset.value = String(value);
     this.element.title = detail ? `${this.kind.about}. ${detail}` : this.kind.about;
@@ -75,7 +78,7 @@ class Cell {
     if (!pen || !this.samples.length) return;
     const { context, width, height } = pen;
     const top = Math.max(this.kind.ceiling ?? 0, this.kind.line ?? 0, ...this.samples) * 1.15 || 1;
-    const x = (i) => width - 2 - ((this.samples.length - 1 - i) * (width - 4)) / (SAMPLES - 1);
+    const x = (i) => 2 + (i * (width - 4)) / Math.max(MOST_COARSE, this.samples.length - 1);
     const y = (value) => height - 1.5 - (Math.max(0, value) / top) * (height - 4);
     const colour = getComputedStyle(this.graph);
     if (this.kind.line) rule(context, y(this.kind.line), width, colour.getPropertyValue("--faint"));

@@ -3,14 +3,21 @@
 
 const TOKEN = new Set(["token-required", "token-unknown", "link-expired"]);
 
-/** @returns {{phase: string, status: string, notice: null | {title, text, steps?, wantsToken?, actions?}}} */
+/** Its argument is what main.js calls the situation.
+    @returns {{phase: string, status: string, notice: null | {title, text, steps?, wantsToken?, actions?}}} */
 export function diagnose(situation) {
+  const seen = judge(situation);
+  if (seen.notice?.actions && !situation.mayCreate) seen.notice.actions = seen.notice.actions.filter(({ does }) => does !== "create");
+  return seen;
+}
+
+function judge(situation) {
   const { opening, session, socket, picture } = situation;
   if (opening.fault) return ofFault(opening.fault, waitText(opening.retryAt, situation.now));
   if (socket?.state === "closed" && socket.why) return ofClosedSocket(socket.why, session);
   if (session && ["ended", "failed", "stopping"].includes(session.state)) return over(session);
   if (session?.state === "queued") return queued(session);
-  if (socket?.state === "waiting" && picture.state !== "playing") return lostServer(socket, situation.now);
+  if (socket?.state === "waiting" && (picture.state !== "playing" || !situation.isMoving)) return lostServer(socket, situation.now);
   if (session?.state === "starting" && session.restarts > 0) return restarting(session);
   if (picture.state === "refused" || picture.state === "waiting") return ofPicture(picture, situation);
   if (opening.step !== "done" || picture.state !== "playing") return connecting(opening.step);
@@ -18,7 +25,7 @@ export function diagnose(situation) {
 }
 
 function playing({ session, socket, now, isMoving }) {
-  if (socket.state !== "open") return { phase: "playing", status: `Steering is cut off. ${waitText(socket.retryAt, now) || "Reconnecting"}`, notice: null };
+  if (socket.state !== "open") return { phase: "late", status: `Steering is cut off. ${waitText(socket.retryAt, now) || "Reconnecting"}`, notice: null };
   if (session.state === "paused") return { phase: "paused", status: "Paused", notice: null };
   if (!isMoving) return { phase: "late", status: "Waiting for the next picture", notice: null };
   return { phase: "playing", status: "Live", notice: null };

@@ -1,15 +1,15 @@
 /* The list of worlds on this server, and the form that starts another. Knows how they are shown and asked for. */
 
+import { LIVE } from "./visit.js";
+
 const REFRESH_MS = 3_000;
-export const LIVE = new Set(["queued", "starting", "running", "paused"]);
 const STATES = { queued: "waiting", starting: "starting", running: "", paused: "paused" };
 
 export class Worlds {
-  constructor(page, api, { onJoin, onCreate, onEnd, mayEnd }) {
+  constructor(page, api, { onJoin, onCreate, mayEnd }) {
     this.page = page;
     this.api = api;
     this.onJoin = onJoin;
-    this.onEnd = onEnd;
     this.mayEnd = mayEnd;
     this.here = "";
     page.worlds.addEventListener("toggle", (event) => this.#toggled(event.newState === "open"));
@@ -84,8 +84,17 @@ export class Worlds {
     end.dataset.does = `end-${session.id}`;
     end.textContent = "End";
     end.setAttribute("aria-label", `End the world “${session.prompt}”`);
-    end.onclick = () => this.onEnd(session);
+    end.onclick = () => this.#endNow(session);
     return end;
+  }
+
+  async #endNow(session) {
+    try {
+      await this.api.delete(session.urls.self);
+      await this.refresh();
+    } catch (fault) {
+      this.note(fault.message);
+    }
   }
 }
 

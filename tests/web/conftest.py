@@ -1,4 +1,4 @@
-"""A headless Chromium and a pretended server for the tests of the page; without a browser they are skipped, saying why."""
+"""A headless Chromium and a pretended server for the tests of the page; without a browser they are skipped."""
 
 from __future__ import annotations
 

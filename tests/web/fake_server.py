@@ -1,6 +1,6 @@
 """A pretended server for the page: the addresses of docs/api.md, a real WebRTC stream, and faults on demand.
 
-It runs uvicorn in a thread of the test's process; `call` runs something on its event loop, so that a test may break things.
+It runs uvicorn in a thread of the test's process; `call` runs something on its event loop.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POLICY = (
 
 
 class FakeServer:
-    """Faults: `refusals` maps `METHOD last-part-of-path` to a problem; `token`, `role`, `hides_media`, `is_deaf` as named."""
+    """Faults: `refusals` maps `METHOD last-part-of-path` to a problem; the other knobs are named in `__init__`."""
 
     def __init__(self) -> None:
         self.worlds: dict[str, FakeWorld] = {}
@@ -54,8 +54,8 @@ class FakeServer:
     # ------------------------------------------------------------------------------------------- life
 
     def start(self) -> None:
-        config = uvicorn.Config(self._app(), "127.0.0.1", self.port, log_level="error", ws="websockets-sansio", lifespan="off",
-                                timeout_graceful_shutdown=1)  # fmt: skip
+        config = uvicorn.Config(self._app(), "127.0.0.1", self.port, log_level="error", ws="websockets-sansio")
+        config.lifespan, config.timeout_graceful_shutdown = "off", 1
         self._server = uvicorn.Server(config)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="fake-server")
@@ -107,6 +107,7 @@ class FakeServer:
 
     async def _end_all(self) -> None:
         for world in self.worlds.values():
+            world.listeners.clear()  # a server that dies says nothing
             await world.end("the server stops")
         self.worlds.clear()
 
@@ -151,10 +152,18 @@ class FakeServer:
         return guarded
 
     async def _me(self, request: Request) -> Response:
-        return JSONResponse({"role": self.role, "name": "alice", "tokens": bool(self.token), "session": None, "ice_servers": []})
+        return JSONResponse(
+            {"role": self.role, "name": "alice", "tokens": bool(self.token), "session": None, "ice_servers": []}
+        )
 
     async def _models(self, request: Request) -> Response:
-        card = {"name": "test-world", "width": WIDTH, "height": HEIGHT, "fps": FPS, "frames_per_block": FRAMES_PER_BLOCK}
+        card = {
+            "name": "test-world",
+            "width": WIDTH,
+            "height": HEIGHT,
+            "fps": FPS,
+            "frames_per_block": FRAMES_PER_BLOCK,
+        }
         card |= {"signals": ["prompt", "action"], "action_keys": ["left", "right"], "suggestions": SUGGESTIONS}
         return JSONResponse({"engine": {"state": "ready", "device": "cpu"}, "models": [card]})
 
@@ -203,16 +212,31 @@ class FakeServer:
 
     async def _link(self, request: Request) -> Response:
         role = (await request.json())["role"]
-        return JSONResponse({"url": f"/s/{request.path_params['id']}?access=v1.{role}", "access": f"v1.{role}", "role": role}, 201)
+        return JSONResponse(
+            {"url": f"/s/{request.path_params['id']}?access=v1.{role}", "access": f"v1.{role}", "role": role}, 201
+        )
 
     async def _push(self, request: Request) -> Response:
         wish, world = await request.json(), self._of(request)
         if wish["kind"] == "recording":
-            world.recording = {"id": "rec", "kind": "recording", "state": "live", "reason": "", "bytes": 0, "seconds": 0.0}
+            world.recording = {
+                "id": "rec",
+                "kind": "recording",
+                "state": "live",
+                "reason": "",
+                "bytes": 0,
+                "seconds": 0.0,
+            }
             return JSONResponse(world.recording, 201)
         if "169.254" in wish["url"]:
             return _problem(403, "target-not-allowed", "169.254.169.254 is not a place this server sends to")
-        output = {"id": f"o{len(world.outputs)}", "kind": "rtmp", "state": "connecting", "reason": "", "audio": wish["audio"]}
+        output = {
+            "id": f"o{len(world.outputs)}",
+            "kind": "rtmp",
+            "state": "connecting",
+            "reason": "",
+            "audio": wish["audio"],
+        }
         output |= {"target": wish["url"] + "/•••", "attempts": 1, "bytes_sent": 0, "packets_dropped": 0}
         world.outputs[str(output["id"])] = output
         return JSONResponse(output, 201)
@@ -242,7 +266,9 @@ class FakeServer:
             return await connection.close(4404)
         events: asyncio.Queue[Event] = asyncio.Queue(maxsize=1024)
         welcome: Event = {"type": "welcome", "seq": world.record()["seq"], "role": self.role, "gap": False}
-        await connection.send_text(json.dumps(welcome | {"can_steer": self.role != "viewer", "session": world.record()}))
+        await connection.send_text(
+            json.dumps(welcome | {"can_steer": self.role != "viewer", "session": world.record()})
+        )
         after = int(connection.query_params.get("after", 2**31))
         for event in [e for e in world.events if e["seq"] > after]:
             events.put_nowait(event)
@@ -282,6 +308,12 @@ async def _send_all(connection: WebSocket, events: asyncio.Queue[Event]) -> None
 
 
 def _problem(status: int, code: str, detail: str, retry_s: int = 0) -> Response:
-    body: dict[str, Any] = {"type": f"urn:inferix:problem:{code}", "title": code, "status": status, "detail": detail, "code": code}
+    body: dict[str, Any] = {
+        "type": f"urn:inferix:problem:{code}",
+        "title": code,
+        "status": status,
+        "detail": detail,
+        "code": code,
+    }
     headers = {"Retry-After": str(retry_s)} if retry_s else None
     return JSONResponse(body, status, headers, "application/problem+json")

@@ -19,6 +19,7 @@ from aiortc.mediastreams import MediaStreamError
 from tests.web.landscape import FPS, HEIGHT, WIDTH, Landscape
 
 Event = dict[str, Any]
+Packet = av.Packet[av.VideoStream]
 CLOCK = Fraction(1, 90_000)
 TICKS = 90_000 // FPS
 FRAMES_PER_BLOCK = 12
@@ -149,7 +150,9 @@ class FakeWorld:
         shown, self._unshown = self._unshown, []
         for applied in shown:
             event = {key: applied[key] for key in ("id", "block", "media_ms")}
-            self.tell(event | {"type": "signal.shown", "pts": self.frame * TICKS, "latency_ms": (now - applied["at"]) * 1e3})
+            self.tell(
+                event | {"type": "signal.shown", "pts": self.frame * TICKS, "latency_ms": (now - applied["at"]) * 1e3}
+            )
 
     def _media_ms(self) -> int:
         return self.frame * 1000 // FPS
@@ -218,17 +221,17 @@ class FakePeer:
         await self.connection.close()
 
 
-class _PacketTrack(MediaStreamTrack):  # type: ignore[misc]  # aiortc has no types
+class _PacketTrack(MediaStreamTrack):
     kind = "video"
 
     def __init__(self) -> None:
         super().__init__()
-        self.packets: asyncio.Queue[av.Packet | None] = asyncio.Queue(maxsize=64)
+        self.packets: asyncio.Queue[Packet | None] = asyncio.Queue(maxsize=64)
         self.sender: Any = None
         self.rtp_origin: int | None = None
         self._before: int | None = None
 
-    async def recv(self) -> av.Packet:
+    async def recv(self) -> Packet:
         if self._before is not None and self.rtp_origin is None:
             self.rtp_origin = (self.sender._RTCRtpSender__rtp_timestamp - self._before) % 2**32
         packet = await self.packets.get()

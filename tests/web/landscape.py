@@ -55,7 +55,14 @@ class Landscape:
     def say(self, prompt: str) -> tuple[str, ...]:
         """Turn towards the light the prompt names; return the words that named one."""
         words = {"night": "night", "dark": "night", "sunset": "sunset", "evening": "sunset", "storm": "storm"}
-        words |= {"thunderstorm": "storm", "rain": "storm", "snow": "snow", "winter": "snow", "day": "day", "sunny": "day"}
+        words |= {
+            "thunderstorm": "storm",
+            "rain": "storm",
+            "snow": "snow",
+            "winter": "snow",
+            "day": "day",
+            "sunny": "day",
+        }
         known = tuple(word for word in prompt.lower().replace(",", " ").split() if word in words)
         if known:
             self._light = LIGHTS[words[known[-1]]]

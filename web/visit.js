@@ -1,0 +1,117 @@
+/* The visit: who we are to the server and which world we are in; finding one, starting one, and trying again where that can help.
+   Knows sessions as records; their sockets and pictures are opened by whoever hears `onEnter`. */
+
+import { Fault, freshId } from "./api.js";
+import { Backoff } from "./connection.js";
+
+export const LIVE = new Set(["queued", "starting", "running", "paused"]);
+const FINAL = new Set([
+  "token-required", "token-unknown", "link-expired", "role-too-low", "not-your-session", "origin-not-allowed", "host-not-allowed",
+  "session-not-found", "invalid", "model-unknown",
+]);
+
+export class Visit {
+  constructor(api, { onModels, onLeave, onEnter, onChange }) {
+    this.api = api;
+    this.onModels = onModels;
+    this.onLeave = onLeave;
+    this.onEnter = onEnter;
+    this.onChange = onChange;
+    this.backoff = new Backoff(1000, 15_000);
+    this.turn = 0; // a later wish makes an earlier answer void
+    this.me = null;
+    this.session = null;
+    this.opening = { step: "server", fault: null, retryAt: 0 };
+  }
+
+  /** From nothing: who we are, what there is, and the world the address names, or ours, or a new one. */
+  open() {
+    this.me = null;
+    return this.go(async () => {
+      this.me = await this.api.get("/v1/me");
+      const { models } = await this.api.get("/v1/models");
+      this.onModels(models);
+      this.opening.step = "world";
+      this.onChange();
+      return this.#choose();
+    });
+  }
+
+  /** Leave where we are and enter the session that `choose` answers. */
+  async go(choose) {
+    const turn = ++this.turn;
+    clearTimeout(this.retryTimer);
+    this.onLeave();
+    this.session = null;
+    this.choose = choose;
+    this.opening = { step: this.me ? "world" : "server", fault: null, retryAt: 0 };
+    this.onChange();
+    try {
+      const session = await choose();
+      if (turn === this.turn) this.#enter(session);
+    } catch (fault) {
+      if (!(fault instanceof Fault)) throw fault;
+      if (turn === this.turn) this.#failed(fault, choose);
+    }
+  }
+
+  again() {
+    if (this.opening.fault) this.go(this.choose);
+  }
+
+  join(session) {
+    return this.go(() => this.api.get(session.urls.self));
+  }
+
+  start(wish = {}) {
+    return this.go(() => this.create(wish));
+  }
+
+  create(wish = {}) {
+    return this.api.post("/v1/sessions", { ...wish, queue: true }, { "Idempotency-Key": freshId("page") });
+  }
+
+  /** The same beginning under another seed. Making room first is no loss: the old seed and prompts can make it again. */
+  exchange(prompt, isLeft) {
+    const { session } = this;
+    return this.go(async () => {
+      if (isLeft && LIVE.has(session.state) && this.owns(session)) await this.api.delete(session.urls.self);
+      return this.create({ model: session.model, prompt });
+    });
+  }
+
+  owns(session) {
+    return this.me?.role === "admin" || (this.me?.role === "player" && session.owner === this.me.name);
+  }
+
+  isViewer() {
+    return this.me?.role === "viewer";
+  }
+
+  #enter(session) {
+    this.backoff.reset();
+    this.session = session;
+    this.opening = { step: "done", fault: null, retryAt: 0 };
+    this.onEnter(session);
+  }
+
+  async #choose() {
+    const named = this.me.session ?? location.pathname.match(/^\/s\/([^/]+)/)?.[1];
+    if (named) return this.api.get(`/v1/sessions/${encodeURIComponent(named)}`);
+    const { sessions } = await this.api.get("/v1/sessions");
+    const found = sessions.find((session) => LIVE.has(session.state) && (this.isViewer() || this.owns(session)));
+    if (found) return found;
+    if (this.isViewer()) throw new Fault("nothing-on", "no world is on, and a viewer cannot start one");
+    return this.create();
+  }
+
+  #failed(fault, choose) {
+    this.opening = { ...this.opening, fault };
+    if (!FINAL.has(fault.code)) {
+      const pauseMs = Math.max(this.backoff.nextMs(), fault.retryAfterS * 1000);
+      this.opening.retryAt = performance.now() + pauseMs;
+      this.retryTimer = setTimeout(() => this.go(choose), pauseMs);
+    }
+    this.onChange();
+  }
+}
