@@ -19,7 +19,7 @@ from aiortc.mediastreams import MediaStreamError
 from tests.web.landscape import FPS, HEIGHT, WIDTH, Landscape
 
 Event = dict[str, Any]
-Packet = av.Packet[av.VideoStream]
+Packet = av.Packet[Any]
 CLOCK = Fraction(1, 90_000)
 TICKS = 90_000 // FPS
 FRAMES_PER_BLOCK = 12
