@@ -1,0 +1,47 @@
+"""The command `inferix`: a table of sub-commands, each imported when it is called: `serve` never loads torch."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from server import __version__
+
+
+@dataclass(frozen=True)
+class Command:
+    """Where to find `arguments(parser) -> None` and `run(args) -> int`, as `module:name`."""
+
+    help: str
+    arguments: str
+    run: str
+
+
+COMMANDS: dict[str, Command] = {
+    "serve": Command("run the live server", "server.settings:add_arguments", "server.serve:run"),
+    "doctor": Command("check what this machine has and lacks", "server.doctor:add_arguments", "server.doctor:run"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(prog="inferix", description="Live worlds, block by block.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        sub = commands.add_parser(name, help=command.help, description=command.help)
+        if name in argv[:1]:  # only the one that is called is imported
+            _load(command.arguments)(sub)
+    args = parser.parse_args(argv)
+    code: int = _load(COMMANDS[args.command].run)(args)
+    return code
+
+
+def _load(where: str) -> Callable[..., Any]:
+    module, _, name = where.partition(":")
+    loaded: Callable[..., Any] = getattr(import_module(module), name)
+    return loaded

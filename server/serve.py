@@ -1,0 +1,85 @@
+"""`inferix serve`: runs the application until SIGTERM or SIGINT, ends it in order, exits 0.
+
+Stopping takes at most the drain limit (10 s) for outputs and recordings, 3 s for requests and 5 s for the engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import socket
+
+import uvicorn
+from rich.console import Console
+
+from server.app import create_app
+from server.messages import MAX_MESSAGE_BYTES
+from server.routes.context import Core
+from server.settings import Settings, SettingsError, from_arguments
+
+REQUESTS_S = 3
+
+
+class DrainingServer(uvicorn.Server):
+    """Ends sessions before it closes connections, so that their viewers still hear why."""
+
+    def __init__(self, config: uvicorn.Config, core: Core) -> None:
+        super().__init__(config)
+        self._core = core
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        for server in self.servers:
+            for one in server.sockets:
+                address = one.getsockname()
+                Console(stderr=True).print(f"Inferix is at [bold]http://{_shown(address[0])}:{address[1]}/[/bold]")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._core.sessions.drain("the server stops")
+        await super().shutdown(sockets=sockets)
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        settings = from_arguments(args)
+        server = make_server(settings)
+    except SettingsError as error:
+        Console(stderr=True).print(f"[red]cannot start:[/red] {error}", markup=True, highlight=False)
+        return 2
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname).1s %(name)s %(message)s", force=True
+    )
+    logging.getLogger("aioice").setLevel(logging.WARNING)
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, _already_handled)  # uvicorn raises the signal again when it is done; we exit 0
+    server.run()
+    return 0 if server.started else 1
+
+
+def make_server(settings: Settings) -> DrainingServer:
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        access_log=False,  # addresses may carry links; metrics count requests
+        log_config=None,
+        proxy_headers=False,
+        server_header=False,
+        ws_max_size=MAX_MESSAGE_BYTES,
+        ws_ping_interval=10,
+        ws_ping_timeout=10,
+        timeout_graceful_shutdown=REQUESTS_S,
+    )
+    return DrainingServer(config, app.state.core)
+
+
+def _already_handled(number: int, frame: object) -> None:
+    """The signal has done its work."""
+
+
+def _shown(host: str) -> str:
+    if host in ("0.0.0.0", "::"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
