@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from engine.protocol import PromptMode
+from engine.stages import Distilled, Guided, Plan
 
 if TYPE_CHECKING:
     from engine.models import BlockModel
@@ -102,6 +103,7 @@ class Preset:
     fps: float
     frames_per_block: int
     sizes: Sizes
+    pictures_per_frame: int = 4  # that a latent frame decodes to
     files: tuple[File, ...] = ()
     licence: str = ""
     switch: tuple[PromptMode, int] = ("cut", 1)  # how a prompt replaces another when nothing is said
@@ -287,5 +289,110 @@ _ROWS = (
     ),
 )
 
-PRESETS: dict[str, Preset] = {row.name: row for row in _ROWS}
+# ------------------------------------------------------------------------------------------------------ MAGI-1
+
+MAGI_REPOSITORY = "sand-ai/MAGI-1"
+_T5 = 4_762_310_656
+_VAE = 613_800_000
+_MAGI_4B = Sizes(4_459_898_128, 34, 8, 128, 2025, 3072, 12288, _VAE, _T5)
+_MAGI_24B = Sizes(23_899_281_936, 48, 8, 128, 3600, 6144, 16384, _VAE, _T5)
+
+
+def _magi(name: str, about: str, folder: str, architecture: str, plan: Plan, file_bytes: int) -> Preset:
+    big = architecture.startswith("24b")
+    return Preset(
+        name,
+        "magi-1",
+        about,
+        "engine.models.magi_load:load",
+        architecture,
+        sampler=plan,
+        kv="window=30",  # five blocks: as far as any block looks, so nothing that is read is ever gone
+        width=1280 if big else 720,
+        height=720,
+        fps=24.0,
+        frames_per_block=6,
+        sizes=_MAGI_24B if big else _MAGI_4B,
+        files=(
+            File("transformer", MAGI_REPOSITORY, f"ckpt/magi/{folder}/*", file_bytes),
+            File("decoder", MAGI_REPOSITORY, "ckpt/vae/diffusion_pytorch_model.safetensors", 2_455_000_000),
+            File("text_encoder", MAGI_REPOSITORY, "ckpt/t5/t5-v1_1-xxl/*", 19_050_000_000),
+        ),
+        licence="Apache-2.0",
+        note="also needs special_tokens.npz of the MAGI-1 source repository, in the repository's folder",
+    )
+
+
+_MAGI_ROWS = (
+    _magi(
+        "magi-1-4.5b-distill",
+        "text, picture or clip to video; four blocks of a second in flight, one branch",
+        "4.5B_distill/inference_weight.distill",
+        "4.5b",
+        Plan(64, Distilled()),
+        9_000_000_000,
+    ),
+    _magi(
+        "magi-1-4.5b",
+        "the undistilled model, three branches of guidance",
+        "4.5B_base/inference_weight",
+        "4.5b",
+        Plan(64, Guided()),
+        9_000_000_000,
+    ),
+    _magi(
+        "magi-1-4.5b-distill-fp8",
+        "the distilled model with float8 weights in all layers but the first and last",
+        "4.5B_distill_quant/inference_weight.fp8.distill",
+        "4.5b-fp8",
+        Plan(64, Distilled()),
+        4_900_000_000,
+    ),
+    _magi(
+        "magi-1-24b-distill",
+        "five times the size, 16 steps, one branch",
+        "24B_distill/inference_weight.distill",
+        "24b",
+        Plan(16, Distilled()),
+        47_800_000_000,
+    ),
+    _magi(
+        "magi-1-24b",
+        "the undistilled model at 24B, three branches of guidance",
+        "24B_base/inference_weight",
+        "24b",
+        Plan(32, Guided()),
+        47_800_000_000,
+    ),
+    _magi(
+        "magi-1-24b-distill-fp8",
+        "the distilled model at 24B with float8 weights in all layers but the first and last",
+        "24B_distill_quant/inference_weight.fp8.distill",
+        "24b-fp8",
+        Plan(16, Distilled()),
+        25_000_000_000,
+    ),
+)
+
+# ------------------------------------------------------------------------------------------------------- tiny
+
+_TINY = Preset(
+    "tiny-world",
+    "tiny",
+    "a little planet of six places, trained here and shipped with the package; runs live on two CPU cores",
+    "engine.models.tiny.model:load",
+    "tiny-world",
+    sampler=FewStep((1000, 500), shift=1.0, warp=False),
+    kv="window=8",
+    width=256,
+    height=144,
+    fps=16.0,
+    frames_per_block=2,
+    sizes=Sizes(10_369_192, 6, 4, 64, 48, 256, 1024, 2_043_156),
+    licence="Apache-2.0",
+    switch=("blend", 3),
+)
+
+
+PRESETS: dict[str, Preset] = {row.name: row for row in (*_ROWS, *_MAGI_ROWS, _TINY)}
 """By name. Other families add their rows here."""

@@ -1,0 +1,118 @@
+"""`inferix plan`: what a model, a KV policy and a length will need, before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import suppress
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from engine.config import parse_bytes
+from engine.kvcache.policy import PolicyError
+from engine.models import presets
+from engine.models.presets import UnknownModel
+from engine.plan import Plan, PlanError, size
+
+CURVE_POINTS, CURVE_ROWS = 48, 8
+BAD_INPUT = 2
+OTHERS = ("", "full", "window=0", "full store=int8", "topk=2 offload=host")
+"""Policies shown beside the one asked for, the model's own first."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="tiny-world", help="a name of `inferix models list` (default: %(default)s)")
+    parser.add_argument("--kv", default="", help="KV policy, as in 'window=12 sink=3 store=int8'")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of a world (default: %(default)s)")
+    parser.add_argument("--budget", type=_bytes, help="bytes for all caches, as in 8g: how many worlds fit?")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="keys are bfloat16 on cuda, float32 on cpu"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan; 2 on input that cannot be."""
+    console = Console()
+    try:
+        if not 0 < args.seconds <= 1e7:
+            raise PlanError(f"seconds: expected more than 0, got {args.seconds:g}")
+        preset = presets.find(args.model)
+        plan = Plan.of(preset, args.kv, element_bytes=2 if args.device == "cuda" else 4)
+        worlds = None if args.budget is None else plan.worlds_in(args.budget, args.seconds)
+    except (PlanError, PolicyError, UnknownModel) as error:
+        console.print(f"[red]inferix plan:[/red] {error}", highlight=False)
+        return BAD_INPUT
+    if args.json:
+        console.out(msgspec.json.encode(_facts(plan, args.seconds, worlds)).decode(), highlight=False)
+    else:
+        _print(console, plan, args.seconds, worlds, args.budget)
+    return 0
+
+
+def _facts(plan: Plan, seconds: float, worlds: int | None) -> dict[str, object]:
+    needs = plan.needs
+    return {
+        "model": plan.preset.name,
+        "kv": str(plan.rule),
+        "seconds": seconds,
+        "page_bytes": plan.page_bytes,
+        "block_bytes": plan.block_bytes,
+        "world_bytes": plan.world_bytes(seconds),
+        "host_bytes": plan.host_bytes(seconds),
+        "network_bytes": needs.network,
+        "decoder_bytes": needs.decoder,
+        "working_bytes": needs.working,
+        "worlds": worlds,
+        "curve": plan.curve(seconds, CURVE_POINTS),
+    }
+
+
+def _print(console: Console, plan: Plan, seconds: float, worlds: int | None, budget: int | None) -> None:
+    needs = plan.needs
+    table = Table(title=f"{plan.preset.name}, {plan.rule}, {seconds:g} s", show_header=False)
+    rows = [
+        ("a page (one latent frame, all layers)", size(plan.page_bytes)),
+        (f"a block ({plan.block_s:.2f} s of video)", size(plan.block_bytes)),
+        ("the pages of a world at its end", size(plan.world_bytes(seconds))),
+        ("its pages in host memory", size(plan.host_bytes(seconds))),
+        ("weights of the network", size(needs.network)),
+        ("weights of the decoder", size(needs.decoder)),
+        ("activations of a block, about", size(needs.working)),
+    ]
+    if worlds is not None and budget is not None:
+        rows.append((f"worlds in a budget of {size(budget)}", str(worlds)))
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    console.print(_drawing(plan.curve(seconds, CURVE_POINTS)), highlight=False)
+    _compare(console, plan, seconds)
+
+
+def _drawing(curve: list[tuple[float, int]]) -> str:
+    """The growth curve in characters, the largest value beside it."""
+    most = max(count for _, count in curve)
+    heights = [round(count / most * CURVE_ROWS) for _, count in curve]
+    lines = ["".join("█" if height >= row else " " for height in heights) for row in range(CURVE_ROWS, 0, -1)]
+    lines[0] += f"  {size(most)}"
+    return "\n".join([*lines, "─" * len(curve), f"0 s{curve[-1][0]:>{len(curve) - 5}g} s"])
+
+
+def _compare(console: Console, plan: Plan, seconds: float) -> None:
+    table = Table("policy", "pages at the end", "in host memory", title="the same world under other policies")
+    others: dict[str, Plan] = {str(plan.rule): plan}
+    for text in OTHERS:
+        with suppress(PolicyError):
+            other = Plan.of(plan.preset, text, element_bytes=plan.element_bytes)
+            others.setdefault(str(other.rule), other)
+    for other in others.values():
+        table.add_row(str(other.rule), size(other.world_bytes(seconds)), size(other.host_bytes(seconds)))
+    console.print(table)
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected bytes as in 512m or 8g, got {text!r}") from None

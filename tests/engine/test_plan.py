@@ -1,0 +1,84 @@
+"""A plan is what will be allocated, to the byte."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.commands import plan as command
+from engine.generator import Generator
+from engine.kvcache.pool import PageFormat, PagePool
+from engine.models import KVGeometry
+from engine.models.presets import PRESETS
+from engine.plan import Plan, PlanError
+from tests.toy_model import TOY, ToyModel, toy_world
+
+
+@given(st.sampled_from(["native", "int8", "int4", "fp8"]), st.sampled_from([2, 4]))
+def test_a_page_is_priced_as_it_is_allocated(store: str, element_bytes: int) -> None:
+    plan = Plan.of(TOY, f"store={store}", element_bytes=element_bytes)
+    s = TOY.sizes
+    geometry = KVGeometry(s.layers, s.kv_heads, s.head_dim, s.tokens_per_frame)
+    dtype = {2: torch.bfloat16, 4: torch.float32}[element_bytes]
+    pool = PagePool(PageFormat(geometry, dtype, plan.rule.store), 1)
+    allocated = sum(p.numel() * p.element_size() for p in pool.storage.planes.values())
+    assert plan.page_bytes == pool.format.page_bytes == allocated
+
+
+@pytest.mark.parametrize("kv", ["window=6 sink=1", "full"])
+def test_a_world_holds_the_pages_it_was_planned_to(kv: str) -> None:
+    model = ToyModel()
+    world, generator = toy_world(model, kv), Generator(model)
+    plan = Plan.of(TOY, kv, element_bytes=4)
+    for block in range(1, 9):
+        generator.next_block(world)
+        assert len(world.caches[0].held) == plan.held_frames(block * plan.block_s)
+
+
+def test_a_window_stops_growing_and_a_full_cache_does_not() -> None:
+    windowed, full = Plan.of(TOY, "window=6 sink=1"), Plan.of(TOY, "full")
+    assert windowed.world_bytes(60) == windowed.world_bytes(6000) == 6 * windowed.page_bytes
+    assert full.world_bytes(120) == 2 * full.world_bytes(60)
+
+
+def test_a_budget_smaller_than_a_block_says_the_least_that_would_do() -> None:
+    plan = Plan.of(TOY)
+    with pytest.raises(PlanError, match="expected at least"):
+        plan.worlds_in(plan.block_bytes - 1, 10)
+    assert plan.worlds_in(5 * plan.world_bytes(10), 10) == 5
+
+
+def run(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(words))
+
+
+@pytest.mark.parametrize("model", sorted(PRESETS))
+def test_every_model_can_be_planned(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--model", model, "--json", "--budget", "900g") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["model"] == model and said["worlds"] > 0 and said["curve"][-1][1] == said["world_bytes"]
+    assert run("--model", model) == 0
+    assert "pages at the end" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "self-forcing-1.3b", "--budget", "1m"], "expected at least"),
+        (["--model", "nothing"], "got 'nothing'"),
+        (["--model", "self-forcing-1.3b", "--kv", "window=2"], "expected at least 3"),
+        (["--model", "self-forcing-1.3b", "--seconds", "-1"], "more than 0"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_clear_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words) == 2
+    assert said in " ".join(capsys.readouterr().out.split())
