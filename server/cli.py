@@ -23,6 +23,14 @@ class Command:
 
 COMMANDS: dict[str, Command] = {
     "serve": Command("run the live server", "server.settings:add_arguments", "server.serve:run"),
+    "generate": Command(
+        "make a video from prompts", "engine.commands.generate:add_arguments", "engine.commands.generate:run"
+    ),
+    "plan": Command("say what a model will need", "engine.commands.plan:add_arguments", "engine.commands.plan:run"),
+    "models": Command("list, pull and check models", "engine.models.cli:add_arguments", "engine.models.cli:run"),
+    "eval": Command("measure the drift of videos", "engine.lvbench.cli:add_arguments", "engine.lvbench.cli:run"),
+    "train": Command("train the shipped world", "engine.training.cli:add_arguments", "engine.training.cli:run"),
+    "bench": Command("measure this machine", "engine.commands.bench:add_arguments", "engine.commands.bench:run"),
     "doctor": Command("check what this machine has and lacks", "server.doctor:add_arguments", "server.doctor:run"),
 }
 
