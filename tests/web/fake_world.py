@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 import av
 from aiortc import MediaStreamTrack, RTCConfiguration, RTCPeerConnection, RTCRtpSender, RTCSessionDescription
@@ -19,7 +19,7 @@ from aiortc.mediastreams import MediaStreamError
 from tests.web.landscape import FPS, HEIGHT, WIDTH, Landscape
 
 Event = dict[str, Any]
-Packet = av.Packet[Any]
+Packet: TypeAlias = "av.Packet[Any]"  # generic for the type checker only
 CLOCK = Fraction(1, 90_000)
 TICKS = 90_000 // FPS
 FRAMES_PER_BLOCK = 12
