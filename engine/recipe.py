@@ -70,5 +70,5 @@ def caches(
 
 
 def recache_room(preset: Preset, held: int) -> int:
-    """Pages a world needs beside the `held` ones while its past is computed again: the old ones stay until it is."""
-    return preset.frames_per_block if preset.recache == "blocks" else held
+    """Pages a world needs beside the `held` ones while its past is computed again."""
+    return preset.recache_room(held)

@@ -114,6 +114,10 @@ class Preset:
     blend: Literal["linear", "spherical"] = "linear"
     note: str = ""
 
+    def recache_room(self, held: int) -> int:
+        """Latent frames kept beside the `held` ones while the past is computed again: the old ones stay until it is."""
+        return self.frames_per_block if self.recache == "blocks" else held
+
 
 @dataclass(frozen=True)
 class LoadOptions:

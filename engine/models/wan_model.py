@@ -26,10 +26,11 @@ from engine.models import (
     KVGeometry,
     LatentShape,
     Prompt,
+    umt5,
 )
-from engine.models.presets import LoadOptions, Preset
+from engine.models.presets import LoadOptions, Part, Preset
 from engine.models.taehv import Taehv, TaehvDecoder, fitted
-from engine.models.umt5 import UMT5
+from engine.models.umt5 import UMT5, UMT5Sizes
 from engine.models.wan import WanConditioning, WanConfig, WanTransformer
 from engine.models.wan_names import transformer_names, vae_names
 from engine.models.wan_vae import VaeConfig, WanDecoder, WanEncoder, WanVae
@@ -186,6 +187,23 @@ def load(preset: Preset, options: LoadOptions) -> WanModel:
         switch=preset.switch,
         blend=preset.blend,
     )
+
+
+def verify(preset: Preset, files: Mapping[Part, Path]) -> None:
+    """Hold the files against the names and shapes this code expects, without loading them. Raises WeightsError."""
+    meta = torch.device("meta")
+    load_transformer(
+        ARCHITECTURES[preset.architecture],
+        files["transformer"],
+        files.get("lora"),
+        preset.lora_scale,
+        (meta, torch.bfloat16),
+    )
+    load_vae(VaeConfig(), files["decoder"], (meta, torch.bfloat16))
+    if "tiny_decoder" in files:
+        _tiny(files["tiny_decoder"], (meta, torch.bfloat16))
+    sizes = UMT5Sizes()
+    umt5.load(umt5.build(sizes), weights.read(files["text_encoder"]), sizes.layers, meta, torch.bfloat16)
 
 
 Place = tuple[torch.device, torch.dtype]
