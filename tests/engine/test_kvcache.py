@@ -202,7 +202,7 @@ def test_top_k_fetches_the_blocks_whose_keys_answer_the_queries() -> None:
     torch.testing.assert_close(out, wanted, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("store", "error", "ratio"), [("int8", 0.01, 0.55), ("int4", 0.15, 0.32), ("fp8", 0.06, 0.53)])
+@pytest.mark.parametrize(("store", "error", "ratio"), [("int8", 0.01, 0.53), ("int4", 0.14, 0.3), ("fp8", 0.06, 0.51)])
 def test_quantised_pages_stay_inside_their_stated_error_and_size(store: str, error: float, ratio: float) -> None:
     geometry = KVGeometry(layers=1, heads=2, head_dim=64, tokens=48)
     form = PageFormat(geometry, torch.float16, parse(f"store={store}").store)
