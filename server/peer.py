@@ -150,10 +150,12 @@ class Peer:
     async def run(self) -> None:
         """Live until the viewer is gone, then close everything; the reason is in `why_gone`."""
         try:
-            if not await _within(self._settled, self._ice.connect_s):
-                self.leave(f"not connected after {self._ice.connect_s:g} s")
+            deadline_s = self._loop.time() + self._ice.connect_s
             while not await _within(self._gone, CHECK_EVERY_S):
-                await self._check()
+                if self.state == "connected":
+                    await self._check()
+                elif self._loop.time() > deadline_s:
+                    self.leave(f"not connected after {self._ice.connect_s:g} s")
         finally:
             await self._close()
 
@@ -213,8 +215,6 @@ class Peer:
 
     async def _check(self) -> None:
         """Once a second: has it been heard of, and how well does it receive?"""
-        if self.state != "connected":
-            return
         now_s = self._loop.time()
         stats = await self._track.sender.getStats() if self._track.sender else {}
         for report in stats.values():

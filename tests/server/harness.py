@@ -17,13 +17,15 @@ import websockets
 from server.routes.context import Core
 from server.serve import make_server
 from server.session import Session
-from server.settings import EngineSettings, Settings
+from server.settings import EngineSettings, Limits, Settings
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.server.scripted_engine import main; main()"
 ENGINE = EngineSettings(
     command=(sys.executable, "-c", SCRIPT), ping_every_s=0.1, deadline_s=2.0, backoff_s=0.05, stop_s=2.0
 )
+
+LIMITS = Limits(requests_per_s=1000)
 
 
 @dataclasses.dataclass
@@ -88,5 +90,4 @@ async def event(socket: Any, type: str, seconds: float = 10.0, **fields: Any) ->
 
 
 def settings_with(folder: Path, **changes: Any) -> Settings:
-    engine = changes.pop("engine", ENGINE)
-    return Settings(port=0, engine=engine, record_dir=folder / "recordings", **changes)
+    return Settings(port=0, engine=ENGINE, record_dir=folder / "recordings", limits=LIMITS, **changes)

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from server.problems import Problem
+from server.sdp import advertise, choose_codec, clean_offer
+from server.settings import IceSettings, Limits, Settings
+from tests.server.harness import Live, live, until
+from tests.server.watcher import Watcher, watching
+
+SDP = {"Content-Type": "application/sdp"}
+
+
+@pytest.mark.parametrize("codec", ["H264", "VP8"])
+async def test_a_viewer_sees_the_picture_move(server: Live, codec: str) -> None:
+    id = (await server.create())["id"]
+    async with watching(server.http, id, codec) as watcher:
+        frames = await watcher.frames(8)
+        pictures = [frame.to_ndarray(format="rgb24") for frame in frames]
+        assert pictures[0].shape == (80, 128, 3)
+        assert sum(bool((abs(a.astype(int) - b) > 60).any()) for a, b in zip(pictures, pictures[1:], strict=False)) >= 6
+        view = (await server.http.get(f"/v1/sessions/{id}/peers/{watcher.peer}")).json()
+        assert (view["state"], view["codec"]) == ("connected", codec.lower())
+        assert view["rtp_origin"] is not None
+        assert (await server.show(id))["viewers"] == 1
+    await until(lambda: len(server.session(id).viewers) == 0)
+
+
+async def test_viewers_of_a_codec_share_one_encoding_and_vp8_is_turned_off_again(server: Live) -> None:
+    session = server.session((await server.create())["id"])
+    async with watching(server.http, session.id) as one, watching(server.http, session.id) as two:
+        await asyncio.gather(one.frames(3), two.frames(3))
+        assert len(session.encodings.h264) == 2
+        assert len(session.encodings.vp8) == 0
+        assert not session.encodings._vp8_on
+    async with watching(server.http, session.id, "VP8") as three:
+        await three.frames(2)
+        assert session.encodings._vp8_on
+    await until(lambda: len(session.encodings.vp8) == 0)
+    session.encodings.spare()
+    assert session.encodings._vp8_idle_since_s is not None
+    session.encodings._vp8_idle_since_s -= 60
+    session.encodings.spare()
+    assert not session.encodings._vp8_on
+
+
+async def test_delete_ends_a_viewer_at_once(server: Live) -> None:
+    session = server.session((await server.create())["id"])
+    async with watching(server.http, session.id) as watcher:
+        await watcher.frames(1)
+        assert (await server.http.delete(watcher.location)).status_code == 200
+        assert len(session.viewers) == 0
+        assert (await server.http.delete(watcher.location)).status_code == 404
+        assert (await server.http.patch(watcher.location)).status_code == 405
+        await until(lambda: watcher.pc.connectionState == "closed")
+
+
+async def test_the_resource_speaks_whep(server: Live) -> None:
+    id = (await server.create())["id"]
+    url = f"/v1/sessions/{id}/whep"
+    options = await server.http.options(url)
+    assert (options.status_code, options.headers["accept-post"]) == (204, "application/sdp")
+    watcher = Watcher(server.http)
+    wrong_type = await server.http.post(url, content=await watcher.offer(), headers={"Content-Type": "text/plain"})
+    assert wrong_type.status_code == 415
+    assert (await server.http.post(url, content="v=0 nonsense", headers=SDP)).status_code == 400
+    broken = "v=0\r\nm=video x\r\na=rtpmap:96 VP8/90000\r\n"
+    assert (await server.http.post(url, content=broken, headers=SDP)).json()["code"] == "bad-sdp"
+    no_codec = (await watcher.offer()).replace("H264", "H266")
+    assert (await server.http.post(url, content=no_codec, headers=SDP)).status_code == 406
+    assert (await server.http.post("/v1/sessions/nobody/whep", content="v=0", headers=SDP)).status_code == 404
+    assert len(server.session(id).viewers) == 0
+    await watcher.pc.close()
+
+
+async def test_the_viewer_limit_is_said_and_lifts(settings: Settings) -> None:
+    settings = dataclasses.replace(settings, limits=Limits(viewers=1))
+    async with live(settings) as server:
+        id = (await server.create())["id"]
+        async with watching(server.http, id) as one:
+            await one.frames(1)
+            two = Watcher(server.http)
+            refused = await server.http.post(f"/v1/sessions/{id}/whep", content=await two.offer(), headers=SDP)
+            assert (refused.status_code, refused.json()["code"]) == (503, "viewer-limit")
+            assert int(refused.headers["retry-after"]) > 0
+            await two.pc.close()
+        await until(lambda: len(server.session(id).viewers) == 0)
+        async with watching(server.http, id) as three:
+            await three.frames(1)
+
+
+async def test_viewers_that_never_connect_or_vanish_are_dropped(settings: Settings) -> None:
+    settings = dataclasses.replace(settings, ice=IceSettings(connect_s=1.0, silent_s=1.5))
+    async with live(settings) as server:
+        session = server.session((await server.create())["id"])
+        never = Watcher(server.http)
+        offer = await never.offer()
+        answer = await server.http.post(f"/v1/sessions/{session.id}/whep", content=offer, headers=SDP)
+        assert answer.status_code == 201 and len(session.viewers) == 1
+        await until(lambda: len(session.viewers) == 0, 12)
+        await never.pc.close()
+        async with watching(server.http, session.id) as watcher:
+            await watcher.frames(1)
+            silence(watcher)
+            await until(lambda: len(session.viewers) == 0, 12)
+
+
+async def gone(watcher: Watcher) -> None:
+    """Closing it earlier would leak aiortc's tasks on the viewer's side, which is not what is tested."""
+    await until(lambda: watcher.pc.connectionState in ("closed", "failed"), 15)
+
+
+def silence(watcher: Watcher) -> None:
+    """From here on nothing the viewer sends arrives; its ICE consent would last another 30 s."""
+    transport = watcher.pc.getTransceivers()[0].receiver.transport
+
+    async def nothing(data: bytes) -> None:
+        pass
+
+    transport.transport._send = nothing
+
+
+async def test_fifty_viewers_come_and_go_without_a_trace(server: Live) -> None:
+    session = server.session((await server.create())["id"])
+
+    async def come_and_go() -> None:
+        async with watching(server.http, session.id) as watcher:
+            await watcher.frames(1)
+            await server.http.delete(watcher.location)
+
+    async def counts() -> tuple[int, int]:
+        await until(lambda: len(session.viewers._tasks) == 0)
+        await asyncio.sleep(0.5)
+        gc.collect()
+        return len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
+
+    await asyncio.gather(*(come_and_go() for _ in range(5)))  # opens the HTTP connections that stay
+    tasks, files = await counts()
+    for _ in range(10):
+        await asyncio.gather(*(come_and_go() for _ in range(5)))
+    tasks_after, files_after = await counts()
+    assert tasks_after <= tasks + 1, asyncio.all_tasks()
+    assert files_after <= files + 2
+
+
+async def test_leaving_while_connecting_leaks_nothing(server: Live) -> None:
+    session = server.session((await server.create())["id"])
+    await asyncio.sleep(0.2)
+    before = len(asyncio.all_tasks())
+    for _ in range(5):
+        watcher = Watcher(server.http)
+        await watcher.join(session.id)
+        await server.http.delete(watcher.location)
+        await gone(watcher)
+    await until(lambda: len(session.viewers._tasks) == 0, 15)
+    await asyncio.sleep(0.5)
+    assert len(asyncio.all_tasks()) <= before + 1, asyncio.all_tasks()
+
+
+async def test_a_keyframe_request_reaches_the_engine(server: Live) -> None:
+    session = server.session((await server.create())["id"])
+    async with watching(server.http, session.id) as watcher:
+        await watcher.frames(12)
+        before = session.encodings.h264._asked_at_s
+        receiver = watcher.pc.getTransceivers()[0].receiver
+        stats = await receiver.getStats()
+        ssrc = next(one.ssrc for one in stats.values() if one.type == "inbound-rtp")
+        await receiver._send_rtcp_pli(ssrc)
+        await until(lambda: session.encodings.h264._asked_at_s > before)
+
+
+OFFER = "v=0\r\no=- 1 1 IN IP4 0.0.0.0\r\nm=video 9 UDP/TLS/RTP/SAVPF 96 97\r\na=setup:actpass\r\n"
+
+
+def test_offers_lose_mdns_names_and_become_active() -> None:
+    offer = OFFER + "a=candidate:1 1 udp 1 abc.local 5000 typ host\r\na=candidate:2 1 udp 1 10.0.0.1 5000 typ host\r\n"
+    cleaned = clean_offer(offer)
+    assert ".local" not in cleaned and "10.0.0.1" in cleaned and "a=setup:active" in cleaned
+
+
+def test_h264_is_chosen_only_as_we_can_send_it() -> None:
+    high = OFFER + "a=rtpmap:96 H264/90000\r\na=fmtp:96 packetization-mode=1;profile-level-id=640c1f\r\n"
+    vp8 = high + "a=rtpmap:97 VP8/90000\r\n"
+    baseline = (
+        vp8
+        + "a=rtpmap:98 H264/90000\r\na=fmtp:98 level-asymmetry-allowed=1;packetization-mode=1;profile-level-id=42e01f\r\n"
+    )
+    assert choose_codec(baseline) == "h264"
+    assert choose_codec(vp8) == "vp8"
+    with pytest.raises(Problem, match="expected H.264"):
+        choose_codec(high)
+
+
+def test_public_addresses_replace_our_own_port_by_port() -> None:
+    answer = "a=candidate:1 1 udp 1 10.0.0.1 5000 typ host\r\na=candidate:2 1 udp 1 fd00::1 5001 typ host\r\na=x"
+    assert advertise(answer, ("203.0.113.9",)) == "a=candidate:1 1 udp 1 203.0.113.9 5000 typ host\r\na=x"
+    assert advertise(answer, ()) == answer
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 60), st.text(max_size=12)), max_size=4), st.data())
+def test_broken_offers_are_a_problem_and_nothing_else(cuts: list[tuple[int, str]], data: st.DataObject) -> None:
+    """Lines of a good offer replaced by anything."""
+    lines = GOOD_OFFER.split("\r\n")
+    for at, text in cuts:
+        lines[at % len(lines)] = text
+    try:
+        choose_codec(clean_offer("\r\n".join(lines)))
+    except Problem as problem:
+        assert problem.status in (400, 406)
+
+
+async def test_broken_offers_leave_the_server_well(server: Live) -> None:
+    id = (await server.create())["id"]
+    lines = GOOD_OFFER.split("\r\n")
+    for at in range(0, len(lines), 3):
+        for text in ("", "a=", "m=video", "a=fmtp:x y", "c=IN IP9 x"):
+            offer = "\r\n".join([*lines[:at], text, *lines[at + 1 :]])
+            answer = await server.http.post(f"/v1/sessions/{id}/whep", content=offer, headers=SDP)
+            assert answer.status_code in (201, 400, 406), (answer.status_code, at, text)
+            if answer.status_code == 201:
+                await server.http.delete(answer.headers["Location"])
+
+
+GOOD_OFFER = (Path(__file__).with_name("offer.sdp")).read_bytes().decode()
