@@ -7,7 +7,7 @@ const HELD_AGAIN_MS = 1_000; // a held key is said again, so that a lost message
 const CODES = {
   left: ["ArrowLeft", "KeyA"], right: ["ArrowRight", "KeyD"],
   up: ["ArrowUp", "KeyW"], forward: ["ArrowUp", "KeyW"], down: ["ArrowDown", "KeyS"], back: ["ArrowDown", "KeyS"], backward: ["ArrowDown", "KeyS"],
-  jump: ["Space"], space: ["Space"], run: ["ShiftLeft", "ShiftRight"], shift: ["ShiftLeft", "ShiftRight"], sprint: ["ShiftLeft", "ShiftRight"],
+  jump: ["Space"], space: ["Space"], fast: ["ShiftLeft", "ShiftRight"], run: ["ShiftLeft", "ShiftRight"], shift: ["ShiftLeft", "ShiftRight"], sprint: ["ShiftLeft", "ShiftRight"],
   look_left: ["KeyJ"], look_right: ["KeyL"], look_up: ["KeyI"], look_down: ["KeyK"], use: ["KeyE"], attack: ["KeyF"],
   zoom_in: ["Equal", "NumpadAdd"], zoom_out: ["Minus", "NumpadSubtract"],
 };
@@ -78,7 +78,7 @@ export class Keys {
     button.dataset.key = name;
     button.textContent = SIGNS[name] ?? name.replaceAll("_", " ");
     button.setAttribute("aria-label", `Hold: ${name.replaceAll("_", " ")}`);
-    button.title = codesOf(name).map(label).join(" or ");
+    button.title = [...new Set(codesOf(name).map(label))].join(" or ");
     button.onpointerdown = (event) => {
       button.setPointerCapture(event.pointerId);
       this.#hold(name, `pointer-${event.pointerId}`);
@@ -101,7 +101,7 @@ function codesOf(name) {
 }
 
 function label(code) {
-  return code.replace(/^Key|^Digit|^Arrow/, "");
+  return code.replace(/^(Key|Digit|Arrow)/, "").replace(/^Shift.*/, "Shift");
 }
 
 /** Does the element the key was pressed in want this key itself? An empty text box has no use for arrows. */

@@ -173,7 +173,7 @@ class Page {
     if (event.signal !== "prompt") return;
     this.story.applied(event);
     this.controls.note(event.ignored?.length ? `Not understood: ${event.ignored.join(", ")}` : "");
-    this.announce(`In force from block ${event.block}: ${event.text}`);
+    this.announce(`In force from block ${event.block}: ${this.story.current().text}`);
     this.render();
   }
 
@@ -269,7 +269,8 @@ class Page {
   }
 
   #prompt() {
-    return this.story.current()?.text || this.visit.session?.prompt;
+    const said = this.story.current();
+    return said?.scene || said?.text || this.visit.session?.prompt;
   }
 
   #name() {
@@ -279,13 +280,13 @@ class Page {
   }
 
   #situation() {
-    const { opening, session } = this.visit;
+    const { opening, session, engine } = this.visit;
     const isMoving = this.pulse.silence().pictureS < LATE_S;
-    return { opening, session, socket: this.socket, picture: this.picture, now: performance.now(), host: location.hostname, mayCreate: !this.visit.isViewer(), isMoving };
+    return { opening, session, engine, socket: this.socket, picture: this.picture, now: performance.now(), host: location.hostname, mayCreate: !this.visit.isViewer(), isMoving, isSlow: this.pulse.isSlow() };
   }
 
   async #tick() {
-    await this.pulse.beat();
+    await Promise.all([this.pulse.beat(), this.visit.session?.state === "queued" && this.visit.askEngine().catch(() => {})]); // asked again in a second
     const { session } = this.visit;
     const { pictureS, engineS } = this.pulse.silence();
     const isStuck = session?.state === "running" && this.picture.state === "playing" && pictureS > STUCK_S && engineS < LATE_S;

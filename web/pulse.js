@@ -1,6 +1,9 @@
 /* Once a second: what the browser knows of the picture's flow, in numbers for the strip, and whether it flows at all.
    Knows WebRTC's statistics and the server's `stats` events; decides nothing. */
 
+const SLOW = 0.97;
+const SLOW_FOR = 4; // `stats` events in a row
+
 export class Pulse {
   constructor(picture, stats, metrics) {
     this.picture = picture;
@@ -15,6 +18,12 @@ export class Pulse {
     this.movedAt = performance.now(); // the last time a frame came
     this.madeAt = 0; // the last time the engine said that its clock moved
     this.mediaMs = -1;
+    this.speeds = [];
+  }
+
+  /** Below the speed of the clock for some seconds on end. */
+  isSlow() {
+    return this.speeds.length === SLOW_FOR && this.speeds.every((speed) => speed < SLOW);
   }
 
   /** From now on frames should come: what lies before does not count as silence. */
@@ -43,6 +52,7 @@ export class Pulse {
     if (event.media_ms > this.mediaMs) this.madeAt = performance.now();
     this.mediaMs = event.media_ms;
     this.stats.set("speed", event.real_time_factor, `${event.late_blocks} late blocks, lead ${Math.round(event.lead_ms)} ms`);
+    this.speeds = [...this.speeds, event.real_time_factor].slice(-SLOW_FOR);
     const tiers = Object.entries(event.kv_bytes ?? {});
     const bytes = tiers.reduce((sum, [, n]) => sum + n, 0);
     if (tiers.length) this.stats.set("memory", bytes / 1e6, tiers.map(([tier, n]) => `${tier}: ${(n / 1e6).toFixed(1)} MB`).join(", "));
@@ -71,8 +81,13 @@ export class Pulse {
     if (drifts.length) this.stats.set("drift", metrics.drift ?? Math.max(...drifts.map(([, value]) => value)), drifts.map(([name, value]) => `${name} ${value.toFixed(2)}`).join(", "));
     this.metrics.replaceChildren(...others.map(([name, value]) => {
       const pair = document.createElement("div");
-      for (const [tag, text] of [["dt", name.replaceAll("_", " ")], ["dd", String(Math.round(value * 1000) / 1000)]]) pair.append(Object.assign(document.createElement(tag), { textContent: text }));
+      for (const [tag, text] of [["dt", name.replace(/_bytes$/, "").replaceAll("_", " ")], ["dd", amount(name, value)]]) pair.append(Object.assign(document.createElement(tag), { textContent: text }));
       return pair;
     }));
   }
+}
+
+function amount(name, value) {
+  if (name.endsWith("bytes")) return `${(value / 1e6).toFixed(1)} MB`;
+  return String(Math.round(value * 1000) / 1000);
 }

@@ -7,16 +7,17 @@ export class Story {
   constructor(list, onAgain) {
     this.list = list;
     this.onAgain = onAgain;
-    this.items = new Map(); // id -> {id, text, mode, state, block, mediaMs, ignored, message}
+    this.items = new Map(); // id -> {id, text, scene, mode, state, block, mediaMs, ignored, message}: `scene` is what the model made of the text
   }
 
   /** Begin again from the server's record, keeping what we sent and it does not know yet. */
   load(prompts) {
     const unknown = [...this.items.values()].filter((item) => item.state === "sent");
+    const before = new Map(this.items);
     this.items.clear();
     for (const p of prompts.filter((prompt) => prompt.state !== "scheduled")) {
       const atMs = p.media_ms ?? (p.at_s == null ? null : p.at_s * 1000);
-      this.#put({ id: p.id, text: p.text, mode: p.mode, state: p.state, block: p.block, mediaMs: atMs, message: "" });
+      this.#put({ ...before.get(p.id), id: p.id, text: p.text, mode: p.mode, state: p.state, block: p.block, mediaMs: atMs });
     }
     for (const item of unknown) if (!this.items.has(item.id)) this.#put(item);
     this.#draw();
@@ -39,8 +40,8 @@ export class Story {
   applied(event) {
     const known = this.items.get(event.id) ?? { id: event.id };
     this.items.delete(event.id); // to the end: the order is the order of taking effect
-    const { block, media_ms: mediaMs, ignored = [] } = event;
-    this.#put({ ...known, text: event.text || known.text || "", mode: event.mode ?? known.mode, state: "applied", block, mediaMs, ignored });
+    const { block, media_ms: mediaMs, ignored = [], text: scene } = event;
+    this.#put({ ...known, text: known.text || scene, scene, mode: event.mode ?? known.mode, state: "applied", block, mediaMs, ignored });
     this.#draw();
   }
 
@@ -95,6 +96,7 @@ export class Story {
     again.title = "Say this again";
     again.onclick = () => this.onAgain(item.text);
     entry.append(again, line("when", whenOf(item)));
+    if (item.scene && item.scene !== item.text) entry.append(line("scene", item.scene));
     if (item.ignored?.length) entry.append(line("ignored", `not understood: ${item.ignored.join(", ")}`));
     return entry;
   }

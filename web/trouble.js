@@ -12,11 +12,11 @@ export function diagnose(situation) {
 }
 
 function judge(situation) {
-  const { opening, session, socket, picture } = situation;
-  if (opening.fault) return ofFault(opening.fault, waitText(opening.retryAt, situation.now));
+  const { opening, session, socket, picture, engine } = situation;
+  if (opening.fault) return ofFault(opening.fault, waitText(opening.retryAt, situation.now), engine);
   if (socket?.state === "closed" && socket.why) return ofClosedSocket(socket.why, session);
   if (session && ["ended", "failed", "stopping"].includes(session.state)) return over(session);
-  if (session?.state === "queued") return queued(session);
+  if (session?.state === "queued") return engine.state === "ready" ? queued(session) : unready(engine, "Your world starts by itself when it is ready.", []);
   if (socket?.state === "waiting" && (picture.state !== "playing" || !situation.isMoving)) return lostServer(socket, situation.now);
   if (session?.state === "starting" && session.restarts > 0) return restarting(session);
   if (picture.state === "refused" || picture.state === "waiting") return ofPicture(picture, situation);
@@ -24,11 +24,11 @@ function judge(situation) {
   return playing(situation);
 }
 
-function playing({ session, socket, now, isMoving }) {
+function playing({ session, socket, now, isMoving, isSlow }) {
   if (socket.state !== "open") return { phase: "late", status: `Steering is cut off. ${waitText(socket.retryAt, now) || "Reconnecting"}`, notice: null };
   if (session.state === "paused") return { phase: "paused", status: "Paused", notice: null };
   if (!isMoving) return { phase: "late", status: "Waiting for the next picture", notice: null };
-  return { phase: "playing", status: "Live", notice: null };
+  return { phase: "playing", status: isSlow ? "Live, slower than real time" : "Live", notice: null };
 }
 
 const STEPS = ["server", "world", "picture"];
@@ -43,6 +43,11 @@ function connecting(step) {
 function queued(session) {
   const place = session.queue_position === 1 ? "You are next" : `You are number ${session.queue_position ?? "…"} in line`;
   return busy("Every place is taken", `${place}. Your world starts by itself as soon as one is free.`, [{ label: "Watch another world", does: "worlds" }]);
+}
+
+function unready({ state, reason }, then, actions) {
+  if (state !== "down") return busy("The engine is warming up", `The model is being loaded. ${then}`, actions);
+  return trouble("No engine", "The engine does not run", `${sentence(reason)} ${then}`.trim(), actions);
 }
 
 function restarting(session) {
@@ -88,13 +93,13 @@ function blocked(host, again, actions) {
 }
 
 /** Refusals by their code; `again` says when the page tries by itself. */
-function ofFault(fault, again) {
+function ofFault(fault, again, engine) {
   if (TOKEN.has(fault.code)) return token(fault.code);
   const retry = again ? [{ label: "Try now", does: "retry" }] : [];
   const worlds = [...retry, { label: "See other worlds", does: "worlds" }];
   const named = {
     "unreachable": () => ({ phase: "recovering", status: "No server", notice: { title: "The server does not answer", text: `Is it running, and is this device on the same network? ${again}`, actions: retry } }),
-    "engine-not-ready": () => busy("The engine is warming up", `The model is being loaded. ${again}`, retry),
+    "engine-not-ready": () => unready(engine ?? { state: "starting" }, again, retry),
     "engine-timeout": () => busy("The engine takes its time", `It did not answer. ${again}`, retry),
     "stopping": () => busy("The server is shutting down", `It takes no new worlds. ${again}`, retry),
     "capacity": () => busy("Every place is taken", `${sentence(fault.message)} ${again}`, worlds),

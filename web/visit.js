@@ -20,6 +20,7 @@ export class Visit {
     this.backoff = new Backoff(1000, 15_000);
     this.turn = 0; // a later wish makes an earlier answer void
     this.me = null;
+    this.engine = { state: "ready", reason: "" };
     this.session = null;
     this.opening = { step: "server", fault: null, retryAt: 0 };
   }
@@ -29,12 +30,18 @@ export class Visit {
     this.me = null;
     return this.go(async () => {
       this.me = await this.api.get("/v1/me");
-      const { models } = await this.api.get("/v1/models");
-      this.onModels(models);
+      await this.askEngine();
       this.opening.step = "world";
       this.onChange();
       return this.#choose();
     });
+  }
+
+  /** What there is to start, and whether the engine is ready for it. */
+  async askEngine() {
+    const { engine, models } = await this.api.get("/v1/models");
+    this.engine = engine;
+    this.onModels(models);
   }
 
   /** Leave where we are and enter the session that `choose` answers. */
@@ -108,7 +115,7 @@ export class Visit {
   #failed(fault, choose) {
     this.opening = { ...this.opening, fault };
     if (!FINAL.has(fault.code)) {
-      const pauseMs = Math.max(this.backoff.nextMs(), fault.retryAfterS * 1000);
+      const pauseMs = fault.retryAfterS ? fault.retryAfterS * (1000 + 200 * Math.random()) : this.backoff.nextMs();
       this.opening.retryAt = performance.now() + pauseMs;
       this.retryTimer = setTimeout(() => this.go(choose), pauseMs);
     }

@@ -72,6 +72,7 @@ SITUATION = {
     "picture": {"state": "playing", "fault": None, "retryAt": 0, "failures": 0},
     "now": 1000,
     "host": "worlds.example",
+    "engine": {"state": "ready", "reason": ""},
     "mayCreate": True,
     "isMoving": True,
 }
@@ -90,6 +91,19 @@ NO_MEDIA = {
         ({}, "playing", None, None),
         ({"isMoving": False}, "late", None, None),
         ({"session": {"state": "paused"}}, "paused", None, None),
+        ({"session": {"state": "queued", "queue_position": 1}}, "busy", "Every place is taken", "You are next."),
+        (
+            {"session": {"state": "queued"}, "engine": {"state": "starting", "reason": ""}},
+            "busy",
+            "The engine is warming up",
+            "starts by itself when it is ready",
+        ),
+        (
+            {"session": {"state": "queued"}, "engine": {"state": "down", "reason": "the weights are missing"}},
+            "trouble",
+            "The engine does not run",
+            "The weights are missing.",
+        ),
         ({"picture": NO_MEDIA}, "recovering", "The picture does not get through", "worlds.example lets no UDP through"),
         ({"picture": NO_MEDIA}, "recovering", "The picture does not get through", "Trying again in 4 s."),
         ({"picture": NO_MEDIA | {"failures": 1}}, "recovering", "The picture was lost", "Trying again in 4 s."),
