@@ -1,0 +1,307 @@
+"""The recipe of `tiny-world`: codec, clips, memory, full, blocks, few-step, and the decoder beside them.
+
+Each stage starts where the one before left off and can be killed and resumed at any moment. How many steps a stage
+takes is decided once, from the time it may take and its measured pace, and written to `plan.json`: with that file the
+same seed gives the same weights on the same machine.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.models.tiny.decoder import KeyframeDecoder
+from engine.models.tiny.network import TinyNetwork
+from engine.training import codec as linear
+from engine.training.codec import LinearCodec
+from engine.training.data import Array, Clips, make_shard, show, walk
+from engine.training.decoder import (
+    Degrade,
+    add_noise,
+    decoder_losses,
+    decoder_optimiser,
+    measure_decoder,
+    new_decoder,
+    render_lesson,
+)
+from engine.training.forcing import Rolling, roll_block
+from engine.training.memory import MemoryFrames, fit_tables, measure_memory, memory_losses, memory_optimiser
+from engine.training.optimiser import Optimiser
+from engine.training.run import Average, Chance, Plan, Stage
+from engine.training.sheets import write_sheet
+from engine.training.transformer import (
+    STEP_TIMES,
+    WINDOW_BLOCKS,
+    TransformerData,
+    block_losses,
+    few_step_losses,
+    full_losses,
+    give,
+    joint_optimiser,
+    measure_blocks,
+    measure_variance,
+    trunk_optimiser,
+)
+
+logger = logging.getLogger(__name__)
+
+STAGES: Final = ("codec", "clips", "memory", "full", "blocks", "few-step", "decoder")
+SHARE: Final = {"memory": 0.34, "full": 0.06, "blocks": 0.3, "few-step": 0.15, "decoder": 0.15}
+"""Share of the training time of each stage that is trained by gradient."""
+ALIASES: Final = {"transformer": ("full", "blocks")}
+
+
+@dataclass(frozen=True)
+class Size:
+    """What differs between a run on a CPU and one on a GPU."""
+
+    shards: int
+    memory_batch: int
+    decoder_batch: int
+    clip_scale: int  # times as many clips in a batch
+
+
+SIZES: Final = {"cpu": Size(5, 160, 8, 1), "gpu": Size(40, 2048, 64, 16)}
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What `inferix train tiny-world` was asked for."""
+
+    out: Path
+    stage: str = "all"
+    hours: float = 6.0
+    seed: int = 0
+    device: str = "cpu"
+    preset: str = "cpu"
+    steps: int | None = None  # instead of what `hours` would give; for one stage
+
+    @property
+    def size(self) -> Size:
+        return SIZES[self.preset]
+
+
+def run_training(options: TrainingOptions) -> None:
+    """Runs the stage (or all of them) to its end, or on from its last checkpoint."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    asked = STAGES if options.stage == "all" else ALIASES.get(options.stage, (options.stage,))
+    for stage in asked:
+        logger.info("stage %s", stage)
+        RUNNERS[stage](options)
+
+
+# -- data --------------------------------------------------------------------------------------------------
+
+
+def make_codec(options: TrainingOptions) -> None:
+    path = options.out / "codec.safetensors"
+    if not path.exists():
+        numbers = np.random.default_rng((options.seed, 10**9))
+        pictures = [show(walk(numbers, 2)[i % 2]).picture() for i in range(1400)]
+        linear.fit(np.stack(pictures)).save(path)
+
+
+def make_clips(options: TrainingOptions) -> None:
+    """The training shards, and one more that is held out."""
+    codec = LinearCodec.load(options.out / "codec.safetensors")
+    for index in range(options.size.shards + 1):
+        make_shard(options.out / "clips", index, options.seed, codec)
+
+
+def open_clips(options: TrainingOptions) -> tuple[Clips, range, range]:
+    """All clips, the training shards, the held-out shard."""
+    shards = options.size.shards
+    return Clips.open(options.out / "clips", range(shards + 1)), range(shards), range(shards, shards + 1)
+
+
+# -- stages --------------------------------------------------------------------------------------------------
+
+
+def train_memory(options: TrainingOptions) -> None:
+    clips, training, held_out = open_clips(options)
+    frames, checks = MemoryFrames(clips, training), MemoryFrames(clips, held_out)
+    torch.manual_seed(options.seed)
+    network = TinyNetwork().to(options.device)
+    optimiser = memory_optimiser(network)
+
+    def losses(chance: Chance) -> dict[str, Tensor]:
+        return memory_losses(network, frames, options.size.memory_batch, chance)
+
+    stage = _stage(options, "memory", network, optimiser, losses, hold=0.45)
+    if not stage.resume():
+        fit_tables(network.memory, frames)
+        stage.average = Average(network, 0.995)
+    stage.run(losses, lambda module: f"{measure_memory(_network(module), checks):.4f}")
+
+
+def train_full(options: TrainingOptions) -> None:
+    _train_transformer(options, "full", "memory", full_losses, trunk_optimiser)
+
+
+def train_blocks(options: TrainingOptions) -> None:
+    _train_transformer(options, "blocks", "full", block_losses, trunk_optimiser)
+
+
+def train_few_step(options: TrainingOptions) -> None:
+    _train_transformer(options, "few-step", "blocks", few_step_losses, joint_optimiser)
+
+
+Losses = Callable[[TinyNetwork, TransformerData, Chance], dict[str, Tensor]]
+
+
+def _train_transformer(
+    options: TrainingOptions, name: str, before: str, losses: Losses, optimiser: Callable[[TinyNetwork], Optimiser]
+) -> None:
+    clips, training, held_out = open_clips(options)
+    scale = options.size.clip_scale
+    data, checks = TransformerData(clips, training, scale), TransformerData(clips, held_out)
+    network = load_network(options.out / f"{before}.pt").to(options.device)
+    if before == "memory":
+        measure_variance(network, data)
+
+    def of(chance: Chance) -> dict[str, Tensor]:
+        return losses(network, data, chance)
+
+    codec = LinearCodec.load(options.out / "codec.safetensors")
+
+    def check(module: torch.nn.Module) -> str:
+        write_sheet(options.out / f"{name}-sheet.png", sheet_clips(_network(module), checks, codec))
+        return measure_blocks(_network(module), checks)
+
+    stage = _stage(options, name, network, optimiser(network), of, hold=0.5 if name == "blocks" else 0.3)
+    stage.resume()
+    stage.run(of, check)
+
+
+def train_decoder(options: TrainingOptions) -> None:
+    """On true latents with noise; once the memory is trained, two thirds of them its own."""
+    codec = LinearCodec.load(options.out / "codec.safetensors")
+    torch.manual_seed(options.seed)
+    decoder = new_decoder(codec).to(options.device)
+    degrade = _degrade(options)
+
+    def losses(chance: Chance) -> dict[str, Tensor]:
+        return decoder_losses(decoder, codec, options.size.decoder_batch, degrade, chance)
+
+    lessons = [render_lesson(codec, 8, np.random.default_rng((options.seed, 9, i))) for i in range(8)]
+    stage = _stage(options, "decoder", decoder, decoder_optimiser(decoder), losses, hold=0.4)
+    stage.resume()
+    stage.run(losses, lambda module: measure_decoder(_decoder(module), lessons))
+
+
+def _degrade(options: TrainingOptions) -> Degrade:
+    """Latents as the newest network in the run makes them, for two thirds of the frames."""
+    path = newest_network(options.out)
+    if path is None:
+        return add_noise
+    network = load_network(path).to(options.device)
+
+    @torch.no_grad()
+    def degrade(signals: Array, latents: Tensor, chance: Chance) -> Tensor:
+        given = give(network, signals[:, None], chance.numbers)
+        noise = [chance.normal(*latents[:, None].shape) for _ in STEP_TIMES]
+        made = roll_block(network.predict, given, Rolling(WINDOW_BLOCKS), noise, STEP_TIMES)[:, 0]
+        own = chance.uniform(len(latents), 1, 1, 1) < 0.66
+        share = chance.uniform(len(latents), 1, 1, 1).sqrt()
+        return torch.where(own, latents + (made - latents) * share, add_noise(signals, latents, chance))
+
+    return degrade
+
+
+def sheet_clips(network: TinyNetwork, data: TransformerData, codec: LinearCodec) -> tuple[Array, Array]:
+    """Eight held-out clips rolled out from noise, and the truth: pictures of every second latent frame of both."""
+    chance = Chance.of(0, "sheet", 0)
+    signals, truth = data.take(chance, 8, 8)
+    made = roll_clips(network, signals, chance)
+    return codec.decode(made[:, ::2].flatten(0, 1).numpy()), codec.decode(truth[:, ::2].flatten(0, 1).numpy())
+
+
+@torch.no_grad()
+def roll_clips(network: TinyNetwork, signals: Array, chance: Chance, times: tuple[float, ...] = STEP_TIMES) -> Tensor:
+    """Clips (B, F, C, 9, 16) streamed block by block under the signals (B, F, 12)."""
+    given, context, made = give(network, signals, chance.numbers), Rolling(WINDOW_BLOCKS), []
+    for start in range(0, signals.shape[1], 2):
+        noise = [chance.normal(len(signals), 2, 64, 9, 16) for _ in times]
+        picked = given.pick(torch.arange(start, start + 2))
+        made.append(roll_block(network.predict, picked, context, noise, times))
+    return torch.cat(made, 1)
+
+
+# -- checkpoints --------------------------------------------------------------------------------------------------
+
+
+def newest_network(folder: Path) -> Path | None:
+    """The checkpoint of the furthest stage that has trained the network."""
+    made = [folder / f"{name}.pt" for name in ("few-step", "blocks", "full", "memory")]
+    return next((path for path in made if path.exists()), None)
+
+
+def load_network(path: Path) -> TinyNetwork:
+    """The averaged network of a checkpoint."""
+    network = TinyNetwork()
+    network.load_state_dict(torch.load(path, weights_only=True, map_location="cpu")["average"])
+    return network
+
+
+def load_decoder(path: Path) -> KeyframeDecoder:
+    decoder = KeyframeDecoder()
+    decoder.load_state_dict(torch.load(path, weights_only=True, map_location="cpu")["average"])
+    return decoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+
+def _network(module: torch.nn.Module) -> TinyNetwork:
+    assert isinstance(module, TinyNetwork)
+    return module
+
+
+def _decoder(module: torch.nn.Module) -> KeyframeDecoder:
+    assert isinstance(module, KeyframeDecoder)
+    return module
+
+
+def _stage(
+    options: TrainingOptions,
+    name: str,
+    module: torch.nn.Module,
+    optimiser: Optimiser,
+    losses: Callable[[Chance], dict[str, Tensor]],
+    hold: float,
+) -> Stage:
+    steps = planned_steps(options, name, losses)
+    plan = Plan(name, options.out, steps, options.seed, options.device, hold)
+    return Stage(plan, module, optimiser, average=0.98 if name == "decoder" else 0.995)
+
+
+def planned_steps(options: TrainingOptions, name: str, losses: Callable[[Chance], dict[str, Tensor]]) -> int:
+    """Steps of a stage: as planned before, as asked for, or as many as fit into its share of the time."""
+    path = options.out / "plan.json"
+    plan: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+    if options.steps is not None:
+        plan[name] = options.steps
+    if name not in plan:
+        started = time.monotonic()
+        for trial in range(3):
+            losses(Chance.of(options.seed, "pace", trial, options.device))["loss"].backward()  # type: ignore[no-untyped-call]
+        pace = (time.monotonic() - started) / 3 * 1.15  # the optimiser's share
+        share = SHARE[name] if options.stage == "all" else 1.0
+        plan[name] = max(50, int(options.hours * 3600 * share / pace))
+    path.write_text(json.dumps(plan, indent=1))
+    return plan[name]
+
+
+RUNNERS: Final[dict[str, Callable[[TrainingOptions], None]]] = {
+    "codec": make_codec,
+    "clips": make_clips,
+    "memory": train_memory,
+    "full": train_full,
+    "blocks": train_blocks,
+    "few-step": train_few_step,
+    "decoder": train_decoder,
+}
