@@ -159,13 +159,14 @@ _WAN_1_3B = Sizes(1_418_996_800, 30, 12, 128, 1560, 1536, 8960, 126_892_531, 5_6
 _WAN_14B = Sizes(14_288_491_584, 40, 40, 128, 1560, 5120, 13824, 126_892_531, 5_680_910_336)
 _WAN_I2V = Sizes(16_394_878_784, 40, 40, 128, 1560, 5120, 13824, 126_892_531, 5_680_910_336)
 
+TINY_DECODER = File("tiny_decoder", "madebyollin/taehv", "taew2_1.pth", 22_600_000)
 _BASE = "Wan-AI/Wan2.1-T2V-1.3B"
 _SHARED = (
     File("decoder", _BASE, "Wan2.1_VAE.pth", 507_609_880),
     File("text_encoder", _BASE, "models_t5_umt5-xxl-enc-bf16.pth", 11_361_920_418),
     File("tokenizer", _BASE, "google/umt5-xxl/*", 21_000_000),
+    TINY_DECODER,
 )
-TINY_DECODER = File("tiny_decoder", "madebyollin/taehv", "taew2_1.pth", 22_600_000)
 _IMAGE = "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth"
 _SELF_FORCING_STEPS = FewStep((1000, 750, 500, 250), shift=5.0)
 _LONGLIVE = "Efficient-Large-Model/LongLive-1.3B"

@@ -115,10 +115,16 @@ class UMT5:
     """Prompts to embeddings. Weights are read at the first prompt, and let go after each unless they are to stay."""
 
     def __init__(
-        self, checkpoint: Path, tokenizer: Path, device: torch.device | str, dtype: torch.dtype, *, keep: bool = True
+        self,
+        checkpoint: Path,
+        tokenizer: Path,
+        sizes: UMT5Sizes,
+        place: tuple[torch.device, torch.dtype],
+        *,
+        keep: bool = True,
     ) -> None:
-        self._checkpoint, self._device, self._dtype, self._keep = checkpoint, device, dtype, keep
-        self._sizes = UMT5Sizes()
+        self._checkpoint, self._sizes, self._keep = checkpoint, sizes, keep
+        self._device, self._dtype = place
         self._tokenizer = _tokenizer(tokenizer)
         self._module: nn.Module | None = None
 
@@ -134,7 +140,7 @@ class UMT5:
     def free(self) -> None:
         """Give the weights' memory back; the next prompt reads them again."""
         self._module = None
-        if torch.device(self._device).type == "cuda":
+        if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _loaded(self) -> nn.Module:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -37,11 +37,23 @@ from engine.models.wan_vae import VaeConfig, WanDecoder, WanEncoder, WanVae
 from engine.protocol import PromptMode, Signal
 
 Blend = Literal["linear", "spherical"]
+Place: TypeAlias = tuple[torch.device, torch.dtype]
 
-ARCHITECTURES: Mapping[str, WanConfig] = {
-    "t2v-1.3b": WanConfig(),
-    "t2v-14b": WanConfig(dim=5120, ffn_dim=13824, num_heads=40, num_layers=40),
-    "i2v-14b": WanConfig(dim=5120, ffn_dim=13824, num_heads=40, num_layers=40, in_dim=36, clip_dim=1280),
+
+@dataclass(frozen=True)
+class Architecture:
+    """The sizes of all networks of a model."""
+
+    network: WanConfig = WanConfig()
+    vae: VaeConfig = VaeConfig()
+    text: UMT5Sizes = UMT5Sizes()
+
+
+_14B = WanConfig(dim=5120, ffn_dim=13824, num_heads=40, num_layers=40)
+ARCHITECTURES: dict[str, Architecture] = {
+    "t2v-1.3b": Architecture(),
+    "t2v-14b": Architecture(_14B),
+    "i2v-14b": Architecture(replace(_14B, in_dim=36, clip_dim=1280)),
 }
 
 NEGATIVE = (
@@ -168,21 +180,23 @@ def load(preset: Preset, options: LoadOptions) -> WanModel:
     """The model of a preset from its published files. Raises MissingFiles, WeightsError or SizeError."""
     device = torch.device(options.device)
     dtype = _dtype(options, device)
-    config, vae_config = ARCHITECTURES[preset.architecture], VaeConfig()
-    shape = geometry(config, vae_config, preset, options.width or preset.width, options.height or preset.height)
+    sizes = ARCHITECTURES[preset.architecture]
+    shape = geometry(sizes.network, sizes.vae, preset, options.width or preset.width, options.height or preset.height)
     files = hub.locate(preset, options.folder, tiny=options.decoder == "tiny")
-    network = load_transformer(config, files["transformer"], files.get("lora"), preset.lora_scale, (device, dtype))
+    place = (device, dtype)
+    network = load_transformer(sizes.network, files["transformer"], files.get("lora"), preset.lora_scale, place)
     network.attention = attention.choose(options.attention, device, dtype).attend
     if options.compile:
         network.compile_layers()
-    vae = load_vae(vae_config, files["decoder"], (device, dtype))
-    text = UMT5(files["text_encoder"], files["tokenizer"], device, dtype, keep=options.keep_text_encoder)
+    vae = load_vae(sizes.vae, files["decoder"], place)
+    text_place = (device, torch.bfloat16)  # as the file is; float32 would be 23 GB
+    text = UMT5(files["text_encoder"], files["tokenizer"], sizes.text, text_place, keep=options.keep_text_encoder)
     return WanModel(
         name=preset.name,
         geometry=shape,
         network=network,
         text=text,
-        decoder=_tiny(files["tiny_decoder"], (device, dtype)) if options.decoder == "tiny" else WanDecoder(vae),
+        decoder=_tiny(files["tiny_decoder"], place) if options.decoder == "tiny" else WanDecoder(vae),
         encoder=WanEncoder(vae),
         switch=preset.switch,
         blend=preset.blend,
@@ -191,22 +205,12 @@ def load(preset: Preset, options: LoadOptions) -> WanModel:
 
 def verify(preset: Preset, files: Mapping[Part, Path]) -> None:
     """Hold the files against the names and shapes this code expects, without loading them. Raises WeightsError."""
-    meta = torch.device("meta")
-    load_transformer(
-        ARCHITECTURES[preset.architecture],
-        files["transformer"],
-        files.get("lora"),
-        preset.lora_scale,
-        (meta, torch.bfloat16),
-    )
-    load_vae(VaeConfig(), files["decoder"], (meta, torch.bfloat16))
+    sizes, meta = ARCHITECTURES[preset.architecture], (torch.device("meta"), torch.bfloat16)
+    load_transformer(sizes.network, files["transformer"], files.get("lora"), preset.lora_scale, meta)
+    load_vae(sizes.vae, files["decoder"], meta)
     if "tiny_decoder" in files:
-        _tiny(files["tiny_decoder"], (meta, torch.bfloat16))
-    sizes = UMT5Sizes()
-    umt5.load(umt5.build(sizes), weights.read(files["text_encoder"]), sizes.layers, meta, torch.bfloat16)
-
-
-Place = tuple[torch.device, torch.dtype]
+        _tiny(files["tiny_decoder"], meta)
+    umt5.load(umt5.build(sizes.text), weights.read(files["text_encoder"]), sizes.text.layers, *meta)
 
 
 def load_transformer(

@@ -278,11 +278,12 @@ class WanVae(nn.Module):
         self.conv2 = CausalConv(config.z_dim, config.z_dim, (1, 1, 1))
         self.decoder = Decoder(config)
         for name, values in (("mean", MEAN), ("std", STD)):
-            self.register_buffer(name, torch.tensor(values).view(1, -1, 1, 1, 1), persistent=False)
+            constant = torch.tensor(values, device="cpu").view(1, -1, 1, 1, 1)  # real, even in a network of no device
+            self.register_buffer(name, constant, persistent=False)
 
     def encode(self, video: Tensor) -> Tensor:
         """(B, 3, N, H, W) -> normalised latents (B, C, F, H / 8, W / 8); pictures past 1 + 4 k are left out."""
-        return (self.mu(video) - self.mean) / self.std
+        return (self.mu(video) - self.mean.to(video)) / self.std.to(video)
 
     def mu(self, video: Tensor) -> Tensor:
         """The latents before they are normalised, one at a time so that memory does not grow with the clip."""
@@ -299,7 +300,7 @@ class WanVae(nn.Module):
         The first latent of a stream gives one picture, each later one four. One latent goes through at a time: the
         result does not depend on how a stream is cut, and memory does not grow with the block.
         """
-        z = self.conv2(latents * self.std + self.mean)
+        z = self.conv2(latents * self.std.to(latents) + self.mean.to(latents))
         out = []
         for i in range(z.shape[2]):
             memory = Memory(state)

@@ -37,7 +37,7 @@ def shapes(module: nn.Module) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("preset", WAN, ids=lambda preset: preset.name)
 def test_a_preset_has_the_published_names_shapes_and_sizes(preset: Preset) -> None:
-    config = ARCHITECTURES[preset.architecture]
+    config = ARCHITECTURES[preset.architecture].network
     with torch.device("meta"):
         network = WanTransformer(config)
     assert shapes(network) == listed(LISTS[preset.architecture])
@@ -73,7 +73,7 @@ def test_adapters_belong_to_layers_of_the_network() -> None:
 
 @pytest.mark.parametrize(("kind", "architecture"), [("t2v", "t2v-1.3b"), ("i2v", "i2v-14b")])
 def test_names_of_diffusers_are_mapped_as_documented(kind: str, architecture: str) -> None:
-    config = ARCHITECTURES[architecture]
+    config = ARCHITECTURES[architecture].network
     documented = json.loads((folder() / "diffusers_equivalence" / f"dit_key_map_{kind}.json").read_text())
     expected = {
         theirs.replace("{i}", str(i)): official.replace("{i}", str(i))
