@@ -110,6 +110,18 @@ class Rollout:
                 yield part
             waiting = begun
 
+    def decode(self, block: Block) -> Pictures:
+        """Decode a block that was made outside of the iteration, in this thread."""
+        return decode(self.world, block)
+
+    def kv_bytes(self) -> dict[str, int]:
+        """Bytes of the world's pages by tier."""
+        sums = {"device": 0, "host": 0}
+        for cache in self.world.caches:
+            for tier, count in cache.bytes_by_tier().items():
+                sums[tier] += count
+        return sums
+
     def _pictures_begun(self) -> int:
         return self.model.geometry.pictures_before(self.world.start)
 
@@ -124,11 +136,7 @@ class Rollout:
     def _finish(self, waiting: tuple[Block, float, Future[Pictures]], left: int) -> Part:
         block, began, decoding = waiting
         pictures = decoding.result()[:left]
-        kv_bytes = {"device": 0, "host": 0}
-        for cache in self.world.caches:
-            for tier, count in cache.bytes_by_tier().items():
-                kv_bytes[tier] += count
-        return Part(block, pictures, time.perf_counter() - began, kv_bytes)
+        return Part(block, pictures, time.perf_counter() - began, self.kv_bytes())
 
     def _act(self) -> None:
         """Renew the action that is in force at the next block: nobody lets go of a key that a script holds."""

@@ -1,0 +1,70 @@
+"""Benchmarks run, say where and how they measured, and count what they claim to count."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from engine.bench.floor import Floor, record
+from engine.commands import bench
+from engine.models import presets
+from tests.toy_model import TOY
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(presets.PRESETS, "toy", TOY)
+
+
+def run(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    return bench.run(parser.parse_args(words))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["engine", "--blocks", "4"], "its own products alone"),
+        (["memory", "--blocks", "8", "--kv", "full", "--kv", "window=6 sink=1"], "gathered per block"),
+        (["profiler", "--pairs", "3"], "a span when off"),
+    ],
+)
+def test_a_benchmark_says_what_it_measured_and_where(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    threads = torch.get_num_threads()
+    assert run(*words, "--model", "toy", "--json", str(tmp_path / "r.json")) == 0
+    torch.set_num_threads(threads)
+    text = " ".join(capsys.readouterr().out.split())
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert said in text or said in " ".join(result["columns"])
+    assert result["model"] == "toy" and result["machine"]["torch"] == torch.__version__ and result["rows"]
+
+
+def test_the_memory_benchmark_counts_a_windows_pages_and_copies_of_the_block_alone(tmp_path: Path) -> None:
+    run("memory", "--model", "toy", "--blocks", "8", "--kv", "window=6 sink=1", "--json", str(tmp_path / "r.json"))
+    columns = json.loads((tmp_path / "r.json").read_text())["columns"]
+    row = dict(zip(columns, json.loads((tmp_path / "r.json").read_text())["rows"][0], strict=True))
+    page = 2 * 2 * 512 * 2 * 8 * 4
+    assert row["device at 1/4"] == row["at the end"] == 6 * page
+    assert row["copied per block"] == 3 * 2 * page, "two steps and the clean pass"
+    assert row["gathered per block"] == 0
+
+
+def test_the_floor_is_made_of_the_products_of_the_step() -> None:
+    a, b, q = torch.randn(8, 16), torch.randn(16, 4), torch.randn(1, 2, 5, 8)
+    with torch.inference_mode():
+        ops = record(lambda: (F.gelu(a @ b), F.scaled_dot_product_attention(q, q, q), a + 1))
+    assert [op.name for op in ops] == ["matmul", "scaled_dot_product_attention"]
+    assert Floor(ops).seconds() > 0
+
+
+def test_an_unknown_model_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("engine", "--model", "nothing") == 2
+    assert "got 'nothing'" in capsys.readouterr().out
