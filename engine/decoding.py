@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -36,9 +36,8 @@ class Job:
     id: str
     world: World
     block: Block
-    begun_s: float  # monotonic
     denoise_s: float
-    phases_ms: dict[str, float] = field(default_factory=dict)
+    early_s: float = 0.0  # how much earlier than without a reserve it was begun
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class Decoding:
                 if len(pictures) != expected:
                     raise ValueError(f"decoder: expected {expected} pictures of a block, got {len(pictures)}")
                 media_s = g.pictures_before(job.block.start) / g.fps
-                shown = Pictures(job.block.index, media_s, list(pictures), job.begun_s)
+                shown = Pictures(job.block.index, media_s, list(pictures), job.early_s)
                 return Decoded(job, len(pictures), spent_s, self._playout.add(job.id, shown))
         except Exception as error:  # a thread's main loop: the world fails, the thread goes on
             log.exception("world %s: block %d could not be decoded", job.id, job.block.index)

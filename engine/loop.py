@@ -99,7 +99,7 @@ class Engine:
             self._obey(command)
         running = self._worlds.get(choice.world or "")
         if running is not None and not running.paused:
-            self._make(running)
+            self._make(running, choice.early_s)
         self._report()
 
     def pulse(self) -> None:
@@ -169,8 +169,9 @@ class Engine:
     def _admit(self, command: Open, running: Running) -> None:
         id, g, lead_s = running.id, running.world.model.geometry, running.lead_s
         self._worlds[id] = running
-        self._playout.open(id, (g.width, g.height), g.fps, lead_s, running.period_s)
-        self._scheduler.add(Turn(id, running.plan.kind, running.period_s, lead_s, running.opened_s))
+        self._playout.open(id, (g.width, g.height), g.fps, running.period_s)
+        adaptive = running.spec.lead_ms is None
+        self._scheduler.add(Turn(id, running.plan.kind, running.period_s, lead_s, running.opened_s, adaptive))
         card = running.plan.loaded.card
         self._link.send(Opened(command.id, id, card, g.width, g.height, g.fps, round(1000 * lead_s)))
         self._link.send(WorldChanged(id, "starting"))
@@ -232,7 +233,7 @@ class Engine:
             turn.reserve_s = figures.reserve_ms / 1000 if figures else 0.0
         return self._scheduler.choose(time.monotonic())
 
-    def _make(self, running: Running) -> None:
+    def _make(self, running: Running, early_s: float) -> None:
         self._making, begun_s = running.id, time.monotonic()
         try:
             block = running.make()
@@ -249,7 +250,7 @@ class Engine:
         if (applied := running.began(block)) is not None:
             self._link.send(applied)
         profiler.boundary("block", world=running.id, block=block.index)
-        self._decoding.put(Job(running.id, running.world, block, begun_s, time.monotonic() - begun_s))
+        self._decoding.put(Job(running.id, running.world, block, time.monotonic() - begun_s, early_s))
 
     def _collect(self) -> None:
         """What decoding and playout have finished, and what has failed there."""

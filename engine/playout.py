@@ -57,11 +57,11 @@ class Playout:
 
     # ------------------------------------------------------------------------------------------- worlds
 
-    def open(self, world: str, size: tuple[int, int], fps: float, lead_s: float, period_s: float) -> None:
+    def open(self, world: str, size: tuple[int, int], fps: float, period_s: float) -> None:
         """Begin to show a world of `size` (width, height); its clock starts with its first picture."""
         reserve = Reserve(RESERVE_BLOCKS * period_s)
         with self._changed:
-            self._screens[world] = Screen(world, *size, fps, lead_s, reserve)
+            self._screens[world] = Screen(world, *size, fps, reserve)
         self.encode(world, "h264", on=True)
 
     def remove(self, world: str) -> int:

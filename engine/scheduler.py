@@ -1,10 +1,14 @@
 """Whose block is next, when it may begin, and whether one more world fits: numbers in, a choice out.
 
-A block may begin at most `lead_s` (and the reserve that playout has learnt) before its first picture is due. With a
-lead of one block period, the smallest that keeps a denoiser busy all the time, a prompt reaches the screen in at most
-two periods: one for the block that has just begun, one for the next. Among the blocks that may begin, the one due
-first goes first, so worlds share what there is in turn and none starves; when there is too little, due times lie in
-the past, the longest wait is served first, and the media clocks stretch alike.
+A block may begin at most `lead_s` before its first picture is due: one block period by default, the least that lets a
+denoiser work all the time. So a prompt reaches the screen in at most two periods, one for the block that has just
+begun and one for the next. Where blocks are quick the lead is smaller still: what a block was measured to take, what
+the others that may come first take, and some to spare. The reserve that playout has learnt from late blocks comes on
+top.
+
+Among the blocks that may begin, the one due first goes first, so worlds share what there is in turn and none starves;
+when there is too little, due times lie in the past, the longest wait is served first, and the media clocks stretch
+alike.
 
 Admission adds up what blocks of each kind were measured to cost. Knows no torch, no clock and no threads.
 """
@@ -18,6 +22,9 @@ from math import inf
 from statistics import median
 
 COST_BLOCKS = 32  # blocks that a kind's cost is the median of
+WORST_BLOCKS = 8  # blocks of which the slowest says when the next must begin
+SPARE = 1.25  # of that
+SPARE_S = 0.05
 RETRY_AFTER_S = 15.0
 
 
@@ -30,20 +37,21 @@ class Turn:
     period_s: float  # media time of a block
     lead_s: float
     due_s: float  # when the first picture of the next block is to be shown
+    adaptive: bool = False  # whether less lead will do where blocks are quick
     reserve_s: float = 0.0
     paused: bool = False
-
-    @property
-    def may_begin_s(self) -> float:
-        return self.due_s - self.lead_s - self.reserve_s
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The world whose block to make now, or how long nothing will be allowed to begin."""
+    """The world whose block to make now, or how long nothing will be allowed to begin.
+
+    `early_s`: how much earlier than without its reserve the block begins.
+    """
 
     world: str | None
-    wait_s: float
+    wait_s: float = 0.0
+    early_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,10 @@ class Costs:
 
     def typical(self) -> dict[str, float]:
         return {stage: median(spent) for stage, spent in self.stages.items()}
+
+    def worst_s(self) -> float:
+        """Seconds from beginning to end that a block may well take."""
+        return sum(max(list(spent)[-WORST_BLOCKS:]) for spent in self.stages.values())
 
 
 class Scheduler:
@@ -114,11 +126,21 @@ class Scheduler:
 
     def choose(self, now_s: float) -> Choice:
         """The world to make a block for now."""
-        ready = [turn for turn in self.turns.values() if not turn.paused]
-        allowed = [turn for turn in ready if turn.may_begin_s <= now_s]
-        if allowed:
-            return Choice(min(allowed, key=lambda turn: turn.due_s).world, 0.0)
-        return Choice(None, min((turn.may_begin_s - now_s for turn in ready), default=inf))
+        ready = [(turn.due_s - self.lead_s(turn), turn) for turn in self.turns.values() if not turn.paused]
+        allowed = [(begin_s, turn) for begin_s, turn in ready if begin_s - turn.reserve_s <= now_s]
+        if not allowed:
+            return Choice(None, min((begin_s - turn.reserve_s - now_s for begin_s, turn in ready), default=inf))
+        begin_s, turn = min(allowed, key=lambda one: one[1].due_s)
+        return Choice(turn.world, early_s=max(0.0, begin_s - now_s))
+
+    def lead_s(self, turn: Turn) -> float:
+        """How long before it is due a world's next block may begin, its reserve left aside."""
+        costs = self._costs.get(turn.kind)
+        if not turn.adaptive or costs is None:
+            return turn.lead_s
+        others = [t for t in self.turns.values() if t is not turn and not t.paused]
+        before_s = sum(self._typical(other.kind).get("denoise", 0.0) for other in others)
+        return min(turn.lead_s, SPARE * costs.worst_s() + before_s + SPARE_S)
 
     def _typical(self, kind: str) -> dict[str, float]:
         """Of this kind, or for want of that of the family it belongs to: what stands before its first space."""

@@ -27,7 +27,7 @@ class Pictures:
     block: int
     media_s: float  # of the first picture
     pictures: Sequence[Picture]
-    begun_s: float  # monotonic time at which its generation began
+    early_s: float = 0.0  # how much earlier than without a reserve its making began
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,6 @@ class Screen:
     width: int
     height: int
     fps: float
-    lead_s: float
     reserve: Reserve
     clock: MediaClock = field(default_factory=MediaClock)
     waiting: deque[Due] = field(default_factory=deque)
@@ -106,9 +105,8 @@ class Screen:
         if not self.clock.started:
             self.clock.start(now_s - block.media_s)
         due_s = self.clock.due_s(block.media_s, now_s)
-        head_start_s = max(0.0, due_s - self.lead_s - block.begun_s)
         if not self.clock.paused:
-            self.reserve.note(now_s - due_s + head_start_s)
+            self.reserve.note(now_s - due_s + block.early_s)
         if now_s > due_s:
             self.late_blocks += 1
             self.clock.stretch(now_s - due_s)

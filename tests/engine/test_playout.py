@@ -19,10 +19,10 @@ PERIOD_S = BLOCK / FPS
 ENCODERS: dict[Codec, str] = {"h264": "libx264", "vp8": "libvpx"}
 
 
-def pictures(block: int, begun_s: float = 0.0) -> Pictures:
+def pictures(block: int, early_s: float = 0.0) -> Pictures:
     rng = np.random.default_rng(block)
     shown: list[Picture] = [rng.integers(0, 255, (HEIGHT, WIDTH, 3), dtype=np.uint8) for _ in range(BLOCK)]
-    return Pictures(block, block * PERIOD_S, shown, begun_s)
+    return Pictures(block, block * PERIOD_S, shown, early_s)
 
 
 class Stage:
@@ -33,7 +33,7 @@ class Stage:
         self.sent: list[tuple[float, Event]] = []
         self.full = False
         self.playout = Playout(self._send, ENCODERS, now=lambda: self.now_s)
-        self.playout.open("w", (WIDTH, HEIGHT), FPS, lead_s=PERIOD_S, period_s=PERIOD_S)
+        self.playout.open("w", (WIDTH, HEIGHT), FPS, PERIOD_S)
 
     def run(self, seconds: float, step_s: float = 1 / 256) -> None:
         until_s = self.now_s + seconds
@@ -42,7 +42,7 @@ class Stage:
             self.now_s += step_s
 
     def add(self, block: int) -> float:
-        return self.playout.add("w", pictures(block, begun_s=self.now_s - 0.1))
+        return self.playout.add("w", pictures(block))
 
     def packets(self, codec: Codec = "h264") -> list[tuple[float, Packet]]:
         return [(t, e) for t, e in self.sent if isinstance(e, Packet) and e.codec == codec]
@@ -203,7 +203,7 @@ def test_a_new_bitrate_is_taken_between_pictures() -> None:
 
 def test_a_failing_encoder_is_reported_and_hurts_no_other_world() -> None:
     stage = Stage()
-    stage.playout.open("odd", (WIDTH - 1, HEIGHT), FPS, PERIOD_S, PERIOD_S)
+    stage.playout.open("odd", (WIDTH - 1, HEIGHT), FPS, PERIOD_S)
     stage.playout.add("odd", pictures(0))
     stage.add(0)
     stage.run(0.1)
@@ -215,7 +215,7 @@ def test_a_failing_encoder_is_reported_and_hurts_no_other_world() -> None:
 def test_a_hardware_encoder_that_dies_is_replaced_by_software() -> None:
     stage = Stage()
     stage.playout = Playout(stage._send, {"h264": "h264_v4l2m2m"}, now=lambda: stage.now_s)
-    stage.playout.open("w", (WIDTH, HEIGHT), FPS, PERIOD_S, PERIOD_S)
+    stage.playout.open("w", (WIDTH, HEIGHT), FPS, PERIOD_S)
     stage.add(0)
     stage.run(0.3)
     assert stage.packets()[0][1].keyframe
@@ -258,7 +258,7 @@ def test_a_reserve_that_works_is_kept() -> None:
         due_s = stage.playout.due_s("w", block * PERIOD_S)
         assert due_s is not None
         stage.run(due_s - 0.05 - stage.now_s)
-        stage.playout.add("w", pictures(block, begun_s=due_s - PERIOD_S - 0.15))
+        stage.playout.add("w", pictures(block, early_s=0.15))
     figures = stage.playout.figures("w")
     assert figures is not None and figures.late_blocks == 0
     assert figures.reserve_ms == pytest.approx(100, abs=5)

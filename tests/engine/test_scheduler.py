@@ -38,7 +38,25 @@ def test_nothing_begins_before_its_lead_allows() -> None:
 def test_a_reserve_lets_a_block_begin_earlier() -> None:
     scheduler = schedule(turn("a", 5.0, lead_s=1.0))
     scheduler.turns["a"].reserve_s = 0.25
-    assert scheduler.choose(now_s=3.75).world == "a"
+    assert scheduler.choose(now_s=3.5).wait_s == 0.25
+    choice = scheduler.choose(now_s=3.75)
+    assert (choice.world, choice.early_s) == ("a", 0.25)
+    assert scheduler.choose(now_s=4.5).early_s == 0.0
+
+
+def test_where_blocks_are_quick_the_lead_is_what_they_take_and_some_to_spare() -> None:
+    one = turn("a", 10.0, lead_s=1.0)
+    one.adaptive = True
+    scheduler = schedule(one)
+    assert scheduler.lead_s(one) == 1.0, "nothing is known yet"
+    for cost in (0.1, 0.3, 0.1):
+        scheduler.note("kind", {"denoise": cost, "decode": 0.1})
+    assert scheduler.lead_s(one) == pytest.approx(1.25 * 0.4 + 0.05)
+    assert scheduler.choose(now_s=9.4).world is None and scheduler.choose(now_s=9.46).world == "a"
+    scheduler.add(turn("b", 99.0))
+    assert scheduler.lead_s(one) == pytest.approx(1.25 * 0.4 + 0.05 + 0.1), "b may be due just before"
+    scheduler.note("kind", {"denoise": 2.0})
+    assert scheduler.lead_s(one) == 1.0, "never more than was asked for"
 
 
 def test_a_paused_world_gets_no_turn_and_keeps_nobody_waiting() -> None:
