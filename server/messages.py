@@ -79,20 +79,21 @@ class MessageError(ValueError):
 
 def parse(text: str) -> AnyDown:
     """One message from a text frame; raises MessageError for anything else, whatever it is."""
-    if len(text.encode(errors="surrogatepass")) > MAX_MESSAGE_BYTES:
+    data = text.encode(errors="surrogatepass")
+    if len(data) > MAX_MESSAGE_BYTES:
         raise MessageError("message-too-large", f"at most {MAX_MESSAGE_BYTES} bytes are allowed", None)
     try:
-        return _adapter.validate_json(text)
+        return _adapter.validate_json(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         code = "not-json" if first["type"] == "json_invalid" else "invalid"
         where = ".".join(str(part) for part in first["loc"][1:])
-        raise MessageError(code, f"{where}: {first['msg']}" if where else first["msg"], _id_of(text)) from error
+        raise MessageError(code, f"{where}: {first['msg']}" if where else first["msg"], _id_of(data)) from error
 
 
-def _id_of(text: str) -> str | None:
+def _id_of(data: bytes) -> str | None:
     try:
-        message = from_json(text)
+        message = from_json(data)
     except ValueError:
         return None
     id = message.get("id") if isinstance(message, dict) else None

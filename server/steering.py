@@ -201,7 +201,7 @@ class Steering:
         """The prompt in force, or the one that will be first."""
         applied = [prompt for prompt in self._prompts.values() if prompt.state == "applied"]
         if applied:
-            return max(applied, key=lambda prompt: (prompt.media_ms or 0, prompt.block or 0))
+            return sorted(applied, key=lambda prompt: prompt.media_ms or 0)[-1]  # of equal ones the last
         return next(iter(self._prompts.values()), None)
 
     def prompt_views(self) -> tuple[PromptView, ...]:

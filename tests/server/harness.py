@@ -25,7 +25,7 @@ ENGINE = EngineSettings(
     command=(sys.executable, "-c", SCRIPT), ping_every_s=0.1, deadline_s=2.0, backoff_s=0.05, stop_s=2.0
 )
 
-LIMITS = Limits(requests_per_s=1000)
+LIMITS = Limits(requests_per_s=1000, sessions=64)
 
 
 @dataclasses.dataclass
@@ -52,7 +52,7 @@ class Live:
         return self.core.sessions.get(id)
 
     def ws(self, id: str, query: str = "", **options: Any) -> websockets.connect:
-        return websockets.connect(f"ws://{self.base}/v1/sessions/{id}/ws{query}", **options)
+        return websockets.connect(f"ws://{self.base}/v1/sessions/{id}/ws{query}", close_timeout=1, **options)
 
 
 @contextlib.asynccontextmanager

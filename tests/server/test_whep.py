@@ -191,7 +191,8 @@ def test_h264_is_chosen_only_as_we_can_send_it() -> None:
     vp8 = high + "a=rtpmap:97 VP8/90000\r\n"
     baseline = (
         vp8
-        + "a=rtpmap:98 H264/90000\r\na=fmtp:98 level-asymmetry-allowed=1;packetization-mode=1;profile-level-id=42e01f\r\n"
+        + "a=rtpmap:98 H264/90000\r\n"
+        + "a=fmtp:98 level-asymmetry-allowed=1;packetization-mode=1;profile-level-id=42e01f\r\n"
     )
     assert choose_codec(baseline) == "h264"
     assert choose_codec(vp8) == "vp8"
