@@ -25,10 +25,13 @@ from engine.generator import Block, Generator
 from engine.layers.attention import choose
 from engine.models import BlockModel, presets
 from engine.models.presets import LoadOptions, Preset
-from engine.profiler import boundary, span
+from engine.profiler import boundary, gauge, span
 from engine.protocol import ActionState, PromptChange, WorldSpec
 from engine.signals import SignalError, check_action
+from engine.usage import rss_bytes
 from engine.world import World
+
+WORLD = "rollout"  # the world's name in the profiler
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,14 @@ class Rollout:
         """Decode a block that was made outside of the iteration, in this thread."""
         return decode(self.world, block)
 
+    def _decode(self, block: Block) -> Pictures:
+        with span("decoding", world=WORLD, block=block.index):
+            pictures = decode(self.world, block)
+        for tier, count in self.kv_bytes().items():
+            gauge(f"kv_{tier}_bytes", count, world=WORLD, block=block.index)
+        gauge("rss_bytes", rss_bytes(), world=WORLD, block=block.index)
+        return pictures
+
     def kv_bytes(self) -> dict[str, int]:
         """Bytes of the world's pages by tier."""
         sums = {"device": 0, "host": 0}
@@ -128,10 +139,10 @@ class Rollout:
     def _begin(self) -> tuple[Block, float, Future[Pictures]]:
         began = time.perf_counter()
         self._act()
-        with span("block", block=self.world.block):
+        with span("block", world=WORLD, block=self.world.block):
             block = self.generator.next_block(self.world)
-        boundary("block", block=block.index)
-        return block, began, self._decoding.submit(decode, self.world, block)
+        boundary("block", world=WORLD, block=block.index)
+        return block, began, self._decoding.submit(self._decode, block)
 
     def _finish(self, waiting: tuple[Block, float, Future[Pictures]], left: int) -> Part:
         block, began, decoding = waiting

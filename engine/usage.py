@@ -25,10 +25,11 @@ class Usage:
         if wall_s > self._wall_s:
             self.cpu_share = (cpu_s - self._cpu_s) / (wall_s - self._wall_s)
         self._wall_s, self._cpu_s = wall_s, cpu_s
-        self.rss_bytes = _rss_bytes()
+        self.rss_bytes = rss_bytes()
 
 
-def _rss_bytes() -> int:
+def rss_bytes() -> int:
+    """Resident memory of this process."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:  # not Linux: the most it ever was, in bytes there and in kilobytes elsewhere

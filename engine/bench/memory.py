@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
-from pathlib import Path
 
 from engine.bench.result import Cell, Result
 from engine.models.presets import LoadOptions
 from engine.protocol import PromptChange
 from engine.rollout import Request, Rollout, use_threads
+from engine.usage import rss_bytes
 
 POLICIES = ("", "full", "full store=int8", "full store=int4", "topk=2 offload=host")
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,9 +54,9 @@ def _grow(args: argparse.Namespace, kv: str) -> tuple[Cell, ...]:
             before = _traffic(rollout)
             rollout.decode(rollout.generator.next_block(rollout.world))
             at[block] = rollout.kv_bytes()
-            resident = _resident_bytes() if block == args.blocks // 2 else resident
+            resident = rss_bytes() if block == args.blocks // 2 else resident
         copied, gathered = (after - b for after, b in zip(_traffic(rollout), before, strict=True))
-        grown = (_resident_bytes() - resident) // 1024
+        grown = (rss_bytes() - resident) // 1024
         marks = (args.blocks // 4, args.blocks // 2, args.blocks)
         device = [at[max(1, mark)]["device"] for mark in marks]
         policy = str(rollout.world.caches[0].policy)
@@ -68,7 +66,3 @@ def _grow(args: argparse.Namespace, kv: str) -> tuple[Cell, ...]:
 def _traffic(rollout: Rollout) -> tuple[int, int]:
     caches = rollout.world.caches
     return sum(c.copied_bytes for c in caches), sum(c.gathered_bytes for c in caches)
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE

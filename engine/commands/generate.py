@@ -19,18 +19,24 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from engine import profiler
+from engine.bench.result import machine
 from engine.kvcache.policy import PolicyError
 from engine.kvcache.pool import CacheFull
 from engine.layers.attention import AttentionUnavailable
 from engine.models.presets import LoadOptions, MissingFiles, UnknownModel
 from engine.movie import Movie, OutputError, Picture, contact_sheet, write_png
+from engine.plan import size
+from engine.profiler import Profiler
 from engine.protocol import ActionState, PromptChange, PromptMode
 from engine.recipe import RecipeError
-from engine.rollout import Part, Request, Rollout, use_threads
+from engine.report import write_report, write_trace
+from engine.rollout import WORLD, Part, Request, Rollout, use_threads
 from engine.signals import SignalError
 from engine.weights import WeightsError
 
 SHEET_PICTURES = 30
+PROFILE_SPANS = 500_000
 BAD_INPUT = 2
 INTERRUPTED = 130
 
@@ -76,7 +82,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--frames-dir", type=Path, help="also write every picture as a PNG into this folder")
     parser.add_argument("--sheet", type=Path, help="also write a contact sheet of the video to this PNG")
-    parser.add_argument("--profile", type=Path, help="also write a report of where the time went to this HTML file")
+    parser.add_argument(
+        "--profile",
+        type=Path,
+        help="also write where the time went: .html a page, .json a trace",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object last, and nothing else on stdout")
 
 
@@ -148,7 +158,12 @@ def _generate(args: argparse.Namespace, console: Console) -> int:
     request.check()
     if args.frames_dir is not None:
         _make_folder(args.frames_dir)
+    recorder = Profiler(spans=PROFILE_SPANS) if args.profile is not None else None
     with ExitStack() as stack:
+        if recorder is not None:
+            _open_for_writing(args.profile)
+            profiler.enable(recorder)
+            stack.callback(profiler.disable)
         rollout = stack.enter_context(Rollout.open(request))
         g = rollout.model.geometry
         movie = stack.enter_context(Movie(args.output, g.width, g.height, g.fps))
@@ -160,6 +175,8 @@ def _generate(args: argparse.Namespace, console: Console) -> int:
             status = INTERRUPTED
         sums.spent_s = time.perf_counter() - began
         movie.close()
+        if recorder is not None:
+            _write_profile(args, rollout, sums, recorder)
         _report(args, rollout, sums, console)
     if status == INTERRUPTED:
         console.print(f"interrupted: the first {sums.pictures / g.fps:.1f} s are in {args.output}")
@@ -218,6 +235,35 @@ def _report(args: argparse.Namespace, rollout: Rollout, sums: _Sums, console: Co
     else:
         seconds, factor = summary["seconds"], summary["real_time_factor"]
         console.print(f"{args.output}: {seconds:.1f} s at {fps:g} fps, made at {factor}× real time (seed {args.seed})")
+
+
+def _write_profile(args: argparse.Namespace, rollout: Rollout, sums: _Sums, recorder: Profiler) -> None:
+    g = rollout.model.geometry
+    try:
+        if args.profile.suffix == ".json":
+            write_trace(args.profile, recorder)
+            return
+        factor = sums.pictures / g.fps / max(sums.spent_s, 1e-9)
+        facts = (
+            ("times real time", f"{factor:.2f}"),
+            ("pictures per second", f"{factor * g.fps:.1f}"),
+            ("video made", f"{sums.pictures / g.fps:.1f} s"),
+            ("blocks", str(rollout.world.block)),
+            ("cache at the end", size(sums.kv_bytes)),
+        )
+        what = f"{args.model}, {g.width}x{g.height} at {g.fps:g} fps, cache: {rollout.world.caches[0].policy}"
+        where = ", ".join(f"{name} {value}" for name, value in machine().items())
+        write_report(args.profile, recorder, WORLD, what, facts, g.block_s * 1e3, where)
+    except OSError as error:
+        raise OutputError(f"profile: cannot write {args.profile}: {error.strerror}") from error
+
+
+def _open_for_writing(path: Path) -> None:
+    """Find out now whether a file can be written that is only written at the end."""
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise OutputError(f"profile: cannot write {path}: {error.strerror}") from error
 
 
 def _make_folder(folder: Path) -> None:

@@ -145,3 +145,24 @@ def test_a_gif_too_long_to_hold_says_so(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="at most 600"):
         movie.add(np.zeros((601, 8, 8, 3), np.uint8))
     movie.close()
+
+
+def test_a_profile_is_one_page_with_every_block_or_a_trace(tmp_path: Path) -> None:
+    page, trace = tmp_path / "p.html", tmp_path / "p.json"
+    words = ["--prompt", "a </script> of glass", "--seconds", "2", "-o", str(tmp_path / "w.mp4")]
+    assert run(*words, "--profile", str(page)) == 0
+    text = page.read_text()
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    assert [block["block"] for block in data["blocks"]] == [0, 1, 2, 3]
+    assert {"step", "clean pass", "decode"} <= {span["name"] for block in data["blocks"] for span in block["spans"]}
+    assert len(data["memory"]["kv_device_bytes"]) == 4
+    assert run(*words, "--profile", str(trace)) == 0
+    assert {"X", "M", "C"} <= {event["ph"] for event in json.loads(trace.read_text())["traceEvents"]}
+
+
+def test_a_profile_that_cannot_be_written_is_said_before_anything_is_computed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--prompt", "a", "-o", str(tmp_path / "w.mp4"), "--profile", "/nowhere/p.html") == 2
+    assert "cannot write /nowhere/p.html" in " ".join(capsys.readouterr().out.split())
+    assert not (tmp_path / "w.mp4").exists()
