@@ -19,9 +19,12 @@ Pictures = NDArray[np.uint8]
 
 
 @torch.inference_mode()
-def decode(world: World, block: Block) -> Pictures:
-    """The pictures of a block. Blocks of a world are decoded in order, each once, by one thread at a time."""
-    with span("decode", block=block.index):
+def decode(world: World, block: Block, name: str | None = None) -> Pictures:
+    """The pictures of a block. Blocks of a world are decoded in order, each once, by one thread at a time.
+
+    `name` is the world's in the profiler, where no span around this says it.
+    """
+    with span("decode", world=name, block=block.index):
         pictures, state = world.model.decoder.decode(block.latents, block.conditioning, world.decoder_state)
         world.decoder_state = state
         return pictures.contiguous().cpu().numpy()

@@ -118,8 +118,7 @@ class Rollout:
         return decode(self.world, block)
 
     def _decode(self, block: Block) -> Pictures:
-        with span("decoding", world=WORLD, block=block.index):
-            pictures = decode(self.world, block)
+        pictures = decode(self.world, block, WORLD)
         for tier, count in self.kv_bytes().items():
             gauge(f"kv_{tier}_bytes", count, world=WORLD, block=block.index)
         gauge("rss_bytes", rss_bytes(), world=WORLD, block=block.index)
