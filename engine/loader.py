@@ -29,6 +29,7 @@ from engine.world import World
 
 log = logging.getLogger(__name__)
 
+MOST_LEAD_MS = 30_000
 UNBOUNDED_CACHE_BYTES = 1 << 30  # for a world whose policy lets its cache grow, where no budget is set
 
 
@@ -42,6 +43,7 @@ class Loaded:
 
     preset: presets.Preset
     model: BlockModel
+    watched: Watched  # the same, as its engine sees it
     generator: Generator
     attend: Attention
     attention: str  # which backend that is
@@ -95,8 +97,10 @@ def load(name: str, config: EngineConfig, pulse: Callable[[], None]) -> Loaded:
     preset = presets.find(name)
     bare = presets.load(name, presets.LoadOptions(device=device))
     attention = choose("auto", bare.device, bare.dtype)
-    model = cast(BlockModel, Watched(bare, pulse))
-    return Loaded(preset, model, recipe.generator(model, preset), attention.attend, attention.name, bare.digest())
+    watched = Watched(bare, pulse)
+    model = cast(BlockModel, watched)
+    generator = recipe.generator(model, preset)
+    return Loaded(preset, model, watched, generator, attention.attend, attention.name, bare.digest())
 
 
 def plan(loaded: Loaded, spec: WorldSpec, budget_bytes: int | None) -> Plan:
@@ -106,6 +110,8 @@ def plan(loaded: Loaded, spec: WorldSpec, budget_bytes: int | None) -> Plan:
     for name, (wanted, made) in asked.items():
         if wanted is not None and wanted != made:
             raise SpecError(f"{name}: {loaded.preset.name} makes {made:g}, got {wanted:g}")
+    if spec.lead_ms is not None and not 0 <= spec.lead_ms <= MOST_LEAD_MS:
+        raise SpecError(f"lead_ms: expected 0 to {MOST_LEAD_MS}, got {spec.lead_ms}")
     sampler = recipe.sampler(loaded.preset, spec.steps)
     policy = recipe.kv_policy(loaded.preset, spec.kv)
     form = PageFormat(g.kv, loaded.model.dtype, policy.store)
@@ -128,6 +134,7 @@ def warm_up(loaded: Loaded, budget_bytes: int | None) -> tuple[str, dict[str, fl
     try:
         for _ in range(2):
             began_s = time.monotonic()
+            loaded.watched.begin()
             block = loaded.generator.next_block(world)
             made_s = time.monotonic()
             decode(world, block)
@@ -146,10 +153,15 @@ class Watched:
 
     def __init__(self, model: BlockModel, pulse: Callable[[], None]) -> None:
         self._model, self._pulse = model, pulse
-        self._step = 0
+        self.begin()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+    def begin(self) -> None:
+        """A new block begins: count its steps from 0."""
+        self._step = 0
+        self.commit_s = 0.0  # spent in its clean pass
 
     def encode(self, text: str, previous: Prompt | None) -> Prompt:
         with span("encode prompt"):
@@ -158,10 +170,12 @@ class Watched:
     def forward(self, x: Tensor, t: Tensor, conditioning: Conditioning, context: Context) -> Tensor:
         self._pulse()
         clean = bool(getattr(context, "clean", False))
+        began_s = time.monotonic()
         with span("clean pass" if clean else "step", step=self._step):
             out = self._model.forward(x, t, conditioning, context)
         boundary("step", step=self._step)
-        self._step = 0 if clean else self._step + 1
+        self.commit_s += time.monotonic() - began_s if clean else 0.0
+        self._step += 1
         return out
 
 

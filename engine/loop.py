@@ -105,15 +105,12 @@ class Engine:
     def pulse(self) -> None:
         """Called between denoising steps: do what cannot wait for the end of the block."""
         for command in self._link.receive(0.0):
-            if isinstance(command, Ping | Pause | Resume | Encode) and not self._deferred:
+            if self._can_be_done_at_once(command):
                 self._obey(command)
             else:
                 self._deferred.append(command)
         if self._making is not None and any(self._ends_block(command) for command in self._deferred):
             raise Abandoned
-        for command in [c for c in self._deferred if isinstance(c, Ping)]:
-            self._deferred.remove(command)
-            self._obey(command)
         self._report()
 
     # ----------------------------------------------------------------------------------------- commands
@@ -216,6 +213,12 @@ class Engine:
         make = chrome_trace if command.trace else snapshot
         self._link.send(Profile(command.id, id, json.dumps(make(recorded, id, command.blocks)).encode()))
 
+    def _can_be_done_at_once(self, command: Command) -> bool:
+        """Whether neither the block in hand nor a command that waits for its end minds."""
+        if isinstance(command, Pause | Resume | Encode):
+            return command.world in self._worlds and not self._deferred
+        return isinstance(command, Ping)
+
     def _ends_block(self, command: Command) -> bool:
         return isinstance(command, Shutdown) or (isinstance(command, Close) and command.world == self._making)
 
@@ -226,7 +229,7 @@ class Engine:
         if not self._decoding.has_room:
             return Choice(None, math.inf)
         for id, turn in self._scheduler.turns.items():
-            media_s = self._worlds[id].world.media_s()
+            media_s = self._worlds[id].next_media_s
             due_s = self._playout.due_s(id, media_s)
             turn.due_s = self._worlds[id].opened_s + media_s if due_s is None else due_s
             figures = self._playout.figures(id)
@@ -250,7 +253,8 @@ class Engine:
         if (applied := running.began(block)) is not None:
             self._link.send(applied)
         profiler.boundary("block", world=running.id, block=block.index)
-        self._decoding.put(Job(running.id, running.world, block, time.monotonic() - begun_s, early_s))
+        commit_s = running.plan.loaded.watched.commit_s
+        self._decoding.put(Job(running.id, running.world, block, time.monotonic() - begun_s, commit_s, early_s))
 
     def _collect(self) -> None:
         """What decoding and playout have finished, and what has failed there."""
@@ -272,7 +276,7 @@ class Engine:
         running.note(stages_s, result.pictures)
         self._scheduler.note(running.plan.kind, stages_s)
         media_ms = round(1000 * running.world.media_s(job.block.index))
-        phases_ms = {name: 1000 * seconds for name, seconds in stages_s.items()}
+        phases_ms = {name: 1000 * seconds for name, seconds in (stages_s | {"commit": job.commit_s}).items()}
         due_in_ms = 1000 * result.slack_s
         self._link.send(BlockDone(running.id, job.block.index, media_ms, result.pictures, phases_ms, due_in_ms))
         if due_in_ms < 0:

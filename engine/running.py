@@ -9,10 +9,14 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+import torch
+
+from engine.beginning import begin
 from engine.generator import Block
 from engine.journal import Change, Journal, Opening
 from engine.loader import Plan, SpecError
@@ -34,6 +38,7 @@ class Running:
     world: World
     journal: Journal
     opened_s: float = field(default_factory=time.monotonic)
+    given: deque[Block] = field(default_factory=deque)  # blocks that the world began with, to be shown first
     paused: bool = False
     steered: set[int] = field(default_factory=set)  # blocks at which a command changed the prompt
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_BLOCKS))  # of the slower stage, by block
@@ -46,12 +51,12 @@ class Running:
             raise SpecError(f"world: expected a name of letters, digits, _ . and -, got {id[:140]!r}")
         world = plan.open()
         path = journal_dir / f"{id}.jsonl" if journal_dir else None
-        try:
+        with ExitStack() as undo:
+            undo.callback(world.close)
+            given = deque(begin(plan, world))
             journal = Journal(Opening(plan.spec, plan.loaded.digest), path)
-        except OSError:
-            world.close()
-            raise
-        return cls(id, plan, world, journal)
+            undo.pop_all()
+        return cls(id, plan, world, journal, given=given)
 
     def close(self) -> None:
         self.world.close()
@@ -62,18 +67,30 @@ class Running:
         return self.plan.spec
 
     @property
+    def next_media_s(self) -> float:
+        """Media time at which the next block to be shown begins."""
+        return self.world.media_s(self.given[0].index if self.given else None)
+
+    @property
     def period_s(self) -> float:
         return self.world.model.geometry.block_s
 
     @property
     def lead_s(self) -> float:
         """One block period is the least that lets a denoiser work all the time."""
-        return self.period_s if self.spec.lead_ms is None else max(0, self.spec.lead_ms) / 1000
+        return self.period_s if self.spec.lead_ms is None else self.spec.lead_ms / 1000
 
     def make(self) -> Block:
-        """The next block."""
+        """The next block, all of it: an accelerator has finished it too."""
+        if self.given:
+            return self.given.popleft()
+        loaded = self.plan.loaded
+        loaded.watched.begin()
         with span("denoise", world=self.id, block=self.world.block):
-            return self.plan.loaded.generator.next_block(self.world)
+            block = loaded.generator.next_block(self.world)
+            if block.latents.is_cuda:
+                torch.cuda.current_stream(block.latents.device).synchronize()
+        return block
 
     def steer(self, command: Steer) -> Iterator[SignalApplied]:
         """Change signals from the next block on. Raises SignalError, and changes nothing, if one cannot be."""

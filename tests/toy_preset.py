@@ -41,8 +41,18 @@ class FaultyDecoder(ToyDecoder):
         return super().decode(latents, conditioning, state)
 
 
+class ToyEncoder:
+    """Undoes the toy's decoder, but for its memory."""
+
+    def encode(self, pictures: Tensor) -> Tensor:
+        shown = (pictures[::2].permute(0, 3, 1, 2).float() / 255).clamp(0.02, 0.98).logit()
+        return torch.cat([shown, shown[:, :1] * 0], 1)
+
+
 class LivingToy(ToyModel):
     """A toy big enough for an encoder, with its faults."""
+
+    encoder = ToyEncoder()  # type: ignore[assignment]
 
     def __init__(self) -> None:
         super().__init__(size=SIZE)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import av
+import numpy as np
 import pytest
 
 from engine.journal import load
@@ -95,7 +96,8 @@ def test_a_world_is_opened_and_its_pictures_come_at_its_pace(engine: EngineProce
     assert states == ["starting", "running"]
     blocks = engine.of(BlockDone, lambda e: e.world == world)
     assert [b.media_ms for b in blocks] == [PERIOD_MS * b.block for b in blocks]
-    assert set(blocks[0].phases_ms) == {"denoise", "decode"}
+    assert set(blocks[0].phases_ms) == {"denoise", "commit", "decode"}
+    assert 0 < blocks[0].phases_ms["commit"] < blocks[0].phases_ms["denoise"]
 
 
 def test_no_block_is_made_further_ahead_than_the_lead(engine: EngineProcess, world: str) -> None:
@@ -245,6 +247,7 @@ def test_pings_are_answered_and_a_world_closed_in_the_middle_of_a_slow_block(eng
     [
         ("x1", {"model": "other"}, ["model", "toy", "'other'"]),
         ("x2", {"width": 640}, ["width", "24", "640"]),
+        ("x8", {"lead_ms": -1}, ["lead_ms", "0 to 30000", "-1"]),
         ("x3", {"steps": 0}, ["steps", "1 to 1000"]),
         ("x4", {"kv": "window=1"}, ["window=1", "at least 2"]),
         ("x5", {"kv": "magic"}, ["'magic'"]),
@@ -259,6 +262,27 @@ def test_a_world_that_cannot_be_is_refused_with_expected_and_got(
     engine.open(name, **spec)
     refused = engine.wait_for(Refused, lambda e: e.id == f"open-{name}")
     assert all(word in refused.message for word in words) and not refused.busy
+
+
+def test_a_world_can_begin_with_a_picture(engine: EngineProcess, tmp_path: Path) -> None:
+    red = np.zeros((40, 60, 3), np.uint8)
+    red[..., 0] = 220
+    with av.open(str(tmp_path / "red.png"), "w", format="image2") as out:
+        stream = out.add_stream("png")
+        stream.width, stream.height, stream.pix_fmt = 60, 40, "rgb24"
+        out.mux(stream.encode(av.VideoFrame.from_ndarray(red, format="rgb24")) + stream.encode())
+    engine.open("red", start_picture=str(tmp_path / "red.png"))
+    engine.wait_for(Packet, lambda p: p.world == "red" and p.block == 2)
+    packets = engine.of(Packet, lambda p: p.world == "red")
+    assert [p.block for p in packets] == [i // BLOCK for i in range(len(packets))]
+    first = decoded(packets)[BLOCK - 1].to_ndarray(format="rgb24").reshape(-1, 3).mean(0)
+    assert first[0] > 150 and first[1:].max() < 90
+    engine.send(Close("red"))
+    engine.open("none", start_picture="http://example.com/x.png")
+    assert "expected a file" in engine.wait_for(Refused, lambda e: e.world == "none").message
+    (tmp_path / "text").write_text("no picture")
+    engine.open("text", start_picture=str(tmp_path / "text"))
+    assert "cannot be read" in engine.wait_for(Refused, lambda e: e.world == "text").message
 
 
 def test_a_world_too_many_is_refused_as_busy(engine: EngineProcess) -> None:
