@@ -49,31 +49,44 @@ class Case:
         raise FileNotFoundError(f"{self.path}: expected one of {', '.join(names)} (.safetensors)")
 
 
-def cases(name: str, wanted: Callable[[Mapping[str, Any]], bool] = bool) -> list[Any]:
-    """Parameters for pytest: the variants of every folder of this name whose configuration is `wanted`.
+KINDS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "text network, one pass": lambda c: c.get("model_type") == "t2v",
+    "image network, one pass": lambda c: c.get("model_type") == "i2v",
+    "causal network, two passes": lambda c: "second_frames" in c,
+    "adapters": lambda c: "rank" in c,
+    "autoencoder": lambda c: "video_shape" in c,
+    "text encoder": lambda c: "seq_len" in c and "lengths" in c,
+    "roll-out in segments": lambda c: "num_rollout" in c,
+    "CausVid roll-out": lambda c: "effective_denoising_steps" in c and "num_rollout" not in c,
+    "LongLive roll-out": lambda c: "switch_frame_indices" in c,
+    "roll-out with a prompt switch": lambda c: "switch_before_block" in c,
+    "Self-Forcing roll-out": lambda c: (
+        "warped_denoising_steps" in c and not {"switch_frame_indices", "switch_before_block"} & set(c)
+    ),
+}
+"""What a case checks, told by what its configuration holds and not by its name."""
 
-    If there are none, one that is skipped and says why.
-    """
+
+def cases(kind: str) -> list[Any]:
+    """Parameters for pytest: every case of this kind in the folder, or one that is skipped and says why."""
     found = [
         pytest.param(case, id=f"{case.path.name}-{case.variant or 'only'}")
-        for case in _cases(name)
-        if wanted(case.config)
+        for case in _all_cases()
+        if KINDS[kind](case.config)
     ]
     if found:
         return found
-    return [pytest.param(None, id=name, marks=pytest.mark.skip(reason=f"no golden case {name} in {folder()}"))]
+    return [pytest.param(None, id=kind, marks=pytest.mark.skip(reason=f"no golden case ({kind}) in {folder()}"))]
 
 
-def _cases(name: str) -> Iterator[Case]:
-    for file in sorted(folder().glob(f"{name}*/config.json")):
+def _all_cases() -> Iterator[Case]:
+    """A folder's configuration is a case, or holds several by name."""
+    for file in sorted(folder().glob("*/config.json")):
         config = json.loads(file.read_text())
-        variants = [
-            k for k, v in config.items() if k != "model" and isinstance(v, dict) and ("model_type" in v or "run" in v)
-        ]
-        if not variants:
-            yield Case(file.parent, "", config)
-        for variant in variants:
-            yield Case(file.parent, variant, config[variant])
+        alone = any(check(config) for check in KINDS.values())
+        for name, part in {"": config}.items() if alone else config.items():
+            if isinstance(part, dict) and any(check(part) for check in KINDS.values()):
+                yield Case(file.parent, name, part)
 
 
 def transformer(model: Mapping[str, Any], weights: Mapping[str, Tensor]) -> WanTransformer:

@@ -15,7 +15,7 @@ from tests.golden_wan import Case, cases, close, per_frame, transformer
 pytestmark = pytest.mark.golden
 
 
-@pytest.mark.parametrize("case", cases("wan_dit_forward", lambda config: config["model_type"] == "t2v"))
+@pytest.mark.parametrize("case", cases("text network, one pass"))
 def test_a_bidirectional_text_model_gives_the_references_flow(case: Case) -> None:
     inputs, expected = case.tensors("inputs"), case.tensors("expected")
     model = transformer(case.config, case.tensors("weights"))
@@ -29,7 +29,7 @@ def test_a_bidirectional_text_model_gives_the_references_flow(case: Case) -> Non
         close(per_frame(model(x[i : i + 1], t[i : i + 1], short, OwnFrames())), expected["out_short"][i : i + 1])
 
 
-@pytest.mark.parametrize("case", cases("wan_dit_forward", lambda config: config["model_type"] == "t2v"))
+@pytest.mark.parametrize("case", cases("text network, one pass"))
 def test_rotary_angles_are_the_references(case: Case) -> None:
     expected = case.tensors("expected")
     config = WanConfig.of(case.config)
@@ -39,7 +39,7 @@ def test_rotary_angles_are_the_references(case: Case) -> None:
     close(angle.sin(), expected["rope_freqs_imag"], 1e-12)
 
 
-@pytest.mark.parametrize("case", cases("wan_dit_forward", lambda config: config["model_type"] == "i2v"))
+@pytest.mark.parametrize("case", cases("image network, one pass"))
 def test_an_image_model_gives_the_references_flow(case: Case) -> None:
     inputs, expected = case.tensors("inputs"), case.tensors("expected")
     model = transformer(case.config, case.tensors("weights"))
@@ -78,7 +78,7 @@ class Growing:
         return self.attend(layer, q, *expand(latent), rotate)
 
 
-@pytest.mark.parametrize("case", cases("causal_dit_forward"))
+@pytest.mark.parametrize("case", cases("causal network, two passes"))
 def test_a_causal_model_with_a_time_per_frame_gives_the_references_flow(case: Case) -> None:
     inputs, expected = case.tensors("inputs"), case.tensors("expected")
     model = transformer(case.config["model"], case.tensors("weights"))

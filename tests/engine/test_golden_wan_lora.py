@@ -13,7 +13,7 @@ from tests.golden_wan import Case, cases, close, per_frame, transformer
 pytestmark = pytest.mark.golden
 
 
-@pytest.mark.parametrize("case", cases("longlive_lora"))
+@pytest.mark.parametrize("case", cases("adapters"))
 def test_merged_adapters_give_the_references_flow(case: Case) -> None:
     inputs, expected = case.tensors("inputs"), case.tensors("expected")
     base = case.tensors("base_weights")

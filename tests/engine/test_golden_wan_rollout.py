@@ -56,14 +56,7 @@ def check_world(world: Rollout, case: Case, expected: Mapping[str, Tensor]) -> N
         check_cache([prompt.cross[layer] for layer in range(layers)], expected, "crossattn")
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        *cases("self_forcing_rollout"),
-        *cases("self_forcing_window"),
-        *cases("self_forcing_initial_latent"),
-    ],
-)
+@pytest.mark.parametrize("case", cases("Self-Forcing roll-out"))
 def test_self_forcing_worlds_are_the_references(case: Case) -> None:
     inputs, expected = case.tensors("inputs"), case.tensors("expected")
     world, frames = started(case, inputs, {"0": inputs["prompt_embeds"]})
@@ -74,7 +67,7 @@ def test_self_forcing_worlds_are_the_references(case: Case) -> None:
 
 
 @pytest.mark.parametrize("switched", [True, False], ids=["switch", "control"])
-@pytest.mark.parametrize("case", cases("self_forcing_prompt_switch"))
+@pytest.mark.parametrize("case", cases("roll-out with a prompt switch"))
 def test_a_prompt_switch_clears_cross_attention_and_keeps_the_past(case: Case, switched: bool) -> None:
     inputs, expected = case.tensors("inputs"), case.tensors("expected")
     world, frames = started(case, inputs, {"0": inputs["prompt_embeds_a"], "1": inputs["prompt_embeds_b"]})
@@ -90,7 +83,7 @@ def test_a_prompt_switch_clears_cross_attention_and_keeps_the_past(case: Case, s
         check_cache([prompt.cross[layer] for layer in layers], expected, "crossattn_switch")
 
 
-@pytest.mark.parametrize("case", [*cases("longlive_rollout"), *cases("longlive_infinity")])
+@pytest.mark.parametrize("case", cases("LongLive roll-out"))
 def test_longlive_worlds_are_the_references(case: Case) -> None:
     inputs, expected = case.tensors("inputs"), case.tensors("expected")
     embeds = {name.split(".")[1]: value for name, value in inputs.items() if name.startswith("prompt_embeds.")}
@@ -104,7 +97,7 @@ def test_longlive_worlds_are_the_references(case: Case) -> None:
         check_cache(got, expected, f"after_recache.{k}")
 
 
-@pytest.mark.parametrize("case", cases("causvid_rollout", lambda config: "calls" in config))
+@pytest.mark.parametrize("case", cases("CausVid roll-out"))
 def test_causvid_worlds_are_the_references(case: Case) -> None:
     inputs, expected = case.tensors("inputs"), case.tensors("expected")
     world, frames = started(case, inputs, {"0": inputs["prompt_embeds"]})
@@ -112,7 +105,7 @@ def test_causvid_worlds_are_the_references(case: Case) -> None:
     check_world(world, case, expected)
 
 
-@pytest.mark.parametrize("case", cases("causvid_rollout", lambda config: "num_rollout" in config))
+@pytest.mark.parametrize("case", cases("roll-out in segments"))
 def test_causvid_segments_are_the_references(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, expected = case.tensors("inputs"), case.tensors("expected")
     codec = vae(case.config["vae"], case.tensors("vae_weights"))

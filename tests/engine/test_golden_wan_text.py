@@ -34,14 +34,14 @@ def encoder(case: Case) -> nn.Module:
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("case", cases("umt5_text_encoder"))
+@pytest.mark.parametrize("case", cases("text encoder"))
 def test_masked_prompts_give_the_references_embeddings(case: Case) -> None:
     inputs, expected = case.tensors("inputs"), case.tensors("expected")
     close(embed(encoder(case), inputs["ids"], inputs["mask"]), expected["prompt_embeds"])
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("case", cases("umt5_text_encoder"))
+@pytest.mark.parametrize("case", cases("text encoder"))
 def test_a_prompt_without_its_padding_gives_the_same_rows(case: Case) -> None:
     inputs, expected = case.tensors("inputs"), case.tensors("expected")
     module = encoder(case)
@@ -51,7 +51,7 @@ def test_a_prompt_without_its_padding_gives_the_same_rows(case: Case) -> None:
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("case", cases("umt5_text_encoder"))
+@pytest.mark.parametrize("case", cases("text encoder"))
 def test_names_are_mapped_as_documented(case: Case) -> None:
     documented = json.loads((case.path / "hf_key_map.json").read_text())["map"]
     expected = {}

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.golden
 NOTHING = Conditioning(Prompt("", torch.zeros(1, 0, 1)))
 
 
-@pytest.fixture(params=cases("wan_vae"))
+@pytest.fixture(params=cases("autoencoder"))
 def case(request: pytest.FixtureRequest) -> Case:
     found: Case = request.param
     return found
