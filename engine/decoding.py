@@ -21,7 +21,6 @@ import torch
 from engine.decoder import decode
 from engine.generator import Block
 from engine.playout import Playout
-from engine.profiler import span
 from engine.screen import Pictures
 from engine.world import World
 
@@ -100,16 +99,15 @@ class Decoding:
     def _decoded(self, job: Job) -> Decoded:
         began_s = time.monotonic()
         try:
-            with span("show", world=job.id, block=job.block.index):
-                pictures = decode(job.world, job.block)
-                spent_s = time.monotonic() - began_s
-                g, end = job.world.model.geometry, job.block.start + job.block.latents.shape[0]
-                expected = g.pictures_before(end) - g.pictures_before(job.block.start)
-                if len(pictures) != expected:
-                    raise ValueError(f"decoder: expected {expected} pictures of a block, got {len(pictures)}")
-                media_s = g.pictures_before(job.block.start) / g.fps
-                shown = Pictures(job.block.index, media_s, list(pictures), job.early_s)
-                return Decoded(job, len(pictures), spent_s, self._playout.add(job.id, shown))
+            pictures = decode(job.world, job.block, job.id)
+            spent_s = time.monotonic() - began_s
+            g, end = job.world.model.geometry, job.block.start + job.block.latents.shape[0]
+            expected = g.pictures_before(end) - g.pictures_before(job.block.start)
+            if len(pictures) != expected:
+                raise ValueError(f"decoder: expected {expected} pictures of a block, got {len(pictures)}")
+            media_s = g.pictures_before(job.block.start) / g.fps
+            shown = Pictures(job.block.index, media_s, list(pictures), job.early_s)
+            return Decoded(job, len(pictures), spent_s, self._playout.add(job.id, shown))
         except Exception as error:  # a thread's main loop: the world fails, the thread goes on
             log.exception("world %s: block %d could not be decoded", job.id, job.block.index)
             return Decoded(job, error=f"{type(error).__name__}: {error}")

@@ -21,8 +21,7 @@ from engine.generator import Generator
 from engine.kvcache.policy import Policy
 from engine.kvcache.pool import PageFormat
 from engine.layers.attention import Attention, choose
-from engine.models import BlockModel, Conditioning, Context, Prompt, presets
-from engine.profiler import boundary, span
+from engine.models import BlockModel, Conditioning, Context, presets
 from engine.protocol import ModelCard, PromptChange, WorldSpec
 from engine.samplers import Sampler
 from engine.world import World
@@ -146,36 +145,25 @@ def warm_up(loaded: Loaded, budget_bytes: int | None) -> tuple[str, dict[str, fl
 
 
 class Watched:
-    """A model that lets its engine breathe: before each forward pass `pulse` is called, and each one is timed.
-
-    Everything else of the model shows through.
-    """
+    """A model that lets its engine breathe: `pulse` is called before each forward pass. All else shows through."""
 
     def __init__(self, model: BlockModel, pulse: Callable[[], None]) -> None:
         self._model, self._pulse = model, pulse
-        self.begin()
+        self.commit_s = 0.0  # spent in clean passes since `begin`
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
     def begin(self) -> None:
-        """A new block begins: count its steps from 0."""
-        self._step = 0
-        self.commit_s = 0.0  # spent in its clean pass
-
-    def encode(self, text: str, previous: Prompt | None) -> Prompt:
-        with span("encode prompt"):
-            return self._model.encode(text, previous)
+        """A new block begins."""
+        self.commit_s = 0.0
 
     def forward(self, x: Tensor, t: Tensor, conditioning: Conditioning, context: Context) -> Tensor:
         self._pulse()
-        clean = bool(getattr(context, "clean", False))
         began_s = time.monotonic()
-        with span("clean pass" if clean else "step", step=self._step):
-            out = self._model.forward(x, t, conditioning, context)
-        boundary("step", step=self._step)
-        self.commit_s += time.monotonic() - began_s if clean else 0.0
-        self._step += 1
+        out = self._model.forward(x, t, conditioning, context)
+        if getattr(context, "clean", False):
+            self.commit_s += time.monotonic() - began_s
         return out
 
 

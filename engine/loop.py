@@ -279,9 +279,11 @@ class Engine:
         phases_ms = {name: 1000 * seconds for name, seconds in (stages_s | {"commit": job.commit_s}).items()}
         due_in_ms = 1000 * result.slack_s
         self._link.send(BlockDone(running.id, job.block.index, media_ms, result.pictures, phases_ms, due_in_ms))
-        if due_in_ms < 0:
-            profiler.count("late_blocks")
+        profiler.count("late_blocks", float(due_in_ms < 0))
         profiler.count("blocks")
+        profiler.gauge("due_in_ms", due_in_ms, world=running.id, block=job.block.index)
+        for tier, size in running.kv_bytes.items():
+            profiler.gauge(f"kv_{tier}_bytes", size, world=running.id, block=job.block.index)
 
     def _end(self, id: str, state: WorldState, reason: str) -> None:
         running = self._worlds.pop(id, None)

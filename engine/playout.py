@@ -20,6 +20,7 @@ from collections.abc import Callable
 
 from engine.clock import Reserve
 from engine.encoder import EncoderError, choose_encoder, default_bitrate
+from engine.profiler import span
 from engine.protocol import CLOCK_HZ, Codec, Event, Packet, WorldChanged
 from engine.screen import Due, Encoding, Figures, Pictures, Screen
 
@@ -155,7 +156,8 @@ class Playout:
 
     def _show(self, screen: Screen, encoding: Encoding, due: Due, pts: int, now_s: float) -> None:
         try:
-            packets = encoding.encode(screen, due.picture, pts, now_s)
+            with span("encode", world=screen.world, block=due.block):
+                packets = encoding.encode(screen, due.picture, pts, now_s)
         except EncoderError as error:
             self._fall_back(screen, encoding, str(error))
             return
