@@ -17,7 +17,8 @@ import numpy as np
 from engine.protocol import CLOCK_HZ, Packet
 
 AUDIO_HZ = 44_100
-AAC_SAMPLES = 1024  # per packet
+AAC_SAMPLES = 1024  # per packet; the encoder also delays by as many
+AUDIO_AHEAD_S = 4 * AAC_SAMPLES / AUDIO_HZ
 TIME_BASE = Fraction(1, CLOCK_HZ)
 TAG_HEADER, PREVIOUS_SIZE = 11, 4
 FILE_HEADER = 9 + PREVIOUS_SIZE
@@ -68,7 +69,7 @@ class FlvMuxer:
             assert packet.keyframe, "a stream begins at a keyframe"
             self._start_pts = packet.pts
         pts = packet.pts - self._start_pts
-        self._mux_silence(until_s=pts / CLOCK_HZ + 2 * AAC_SAMPLES / AUDIO_HZ)
+        self._mux_silence(until_s=pts / CLOCK_HZ + AUDIO_AHEAD_S)
         out = av.Packet(packet.data)
         out.pts = out.dts = pts
         out.time_base = TIME_BASE
@@ -87,9 +88,9 @@ class FlvMuxer:
         while self._samples / AUDIO_HZ < until_s:
             frame = av.AudioFrame.from_ndarray(np.zeros((2, AAC_SAMPLES), np.float32), format="fltp", layout="stereo")
             frame.sample_rate = AUDIO_HZ
-            frame.pts = self._samples
-            frame.time_base = Fraction(1, AUDIO_HZ)
             self._samples += AAC_SAMPLES
+            frame.pts = self._samples  # one frame late, so that the first packet has time 0 and not a negative one
+            frame.time_base = Fraction(1, AUDIO_HZ)
             self._container.mux(self._audio.encode(frame))
 
     def _tags(self) -> Iterator[Tag]:

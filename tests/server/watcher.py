@@ -25,8 +25,9 @@ class Watcher:
         self._http = http
         self.pc = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         transceiver = self.pc.addTransceiver("video", direction="recvonly")
-        known = RTCRtpReceiver.getCapabilities("video").codecs
-        transceiver.setCodecPreferences([one for one in known if one.mimeType == f"video/{codec}"])
+        known = RTCRtpReceiver.getCapabilities("video")
+        assert known is not None
+        transceiver.setCodecPreferences([one for one in known.codecs if one.mimeType == f"video/{codec}"])
         self._receiver = transceiver.receiver
         self.location = ""
 
