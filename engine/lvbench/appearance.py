@@ -114,7 +114,7 @@ def _without_detail(picture: Floats) -> Floats:
 def _running_mean(picture: Floats) -> Floats:
     """The mean of DETAIL rows around each; outside, the border repeats."""
     padded = np.pad(picture, ((DETAIL // 2 + 1, DETAIL // 2), (0, 0)), mode="edge")
-    sums = padded.cumsum(axis=0, dtype=np.float64)
+    sums = padded.cumsum(axis=0)
     return np.asarray((sums[DETAIL:] - sums[:-DETAIL]) / DETAIL, dtype=np.float32)
 
 

@@ -72,6 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--token-file", type=Path, metavar="FILE", help="the server's bearer token")
     source.add_argument("--dataset", type=Path, metavar="DIR", help="the videos of a manifest")
     source.add_argument("--split", choices=get_args(Split), help="of the data set; default both")
+    source.add_argument("--model", metavar="NAME", help="make the videos: from --prompts, or the captions of --dataset")
+    source.add_argument("--prompts", type=Path, metavar="FILE", help="one prompt a line")
+    source.add_argument("--seconds", type=float, default=60.0, help="length of a made video (default 60)")
+    source.add_argument("--seed", type=int, default=0)
+    source.add_argument("--keep", type=Path, metavar="DIR", help="keep the made videos here")
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="one JSON object on standard output, last")
     output.add_argument("--report", type=Path, metavar="OUT.html", help="a page with curves and pictures")
@@ -97,9 +102,9 @@ def _run_judging(args: argparse.Namespace, console: Console) -> int:
     if args.jobs < 1:
         raise NothingToJudge(f"--jobs: expected 1 or more, got {args.jobs}")
     with tempfile.TemporaryDirectory(prefix="inferix-eval-") as scratch:
-        sources = list(_sources(args, Path(scratch)))
+        sources = list(_sources(args, Path(scratch), console))
         if not sources:
-            raise NothingToJudge("expected a VIDEO, --session or --dataset, got none of them")
+            raise NothingToJudge("expected a VIDEO, --session, --dataset or --model, got none of them")
         outcome = judge_all(sources, method, args.jobs, console)
     if args.report:
         _write_report(args.report, outcome)
@@ -164,13 +169,42 @@ def _use_one_thread() -> None:
     importlib.import_module("cv2").setNumThreads(1)
 
 
-def _sources(args: argparse.Namespace, scratch: Path) -> Iterator[Source]:
+def _sources(args: argparse.Namespace, scratch: Path, console: Console) -> Iterator[Source]:
     yield from (Source(Path(video), video) for video in args.videos)
-    token = args.token_file.read_text(encoding="utf-8").strip() if args.token_file else None
+    token = _token(args.token_file)
     for session in args.session:
         yield Source(download_recording(args.server, session, token, scratch), f"session {session}")
-    if args.dataset:
+    if args.model:
+        yield from _made(args, args.keep or scratch, console)
+    elif args.dataset:
         yield from (Source(item.video, str(item.video)) for item in read_dataset(args.dataset, args.split))
+
+
+def _token(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NothingToJudge(f"--token-file: expected a file with a token, got: {error}") from error
+
+
+def _made(args: argparse.Namespace, folder: Path, console: Console) -> Iterator[Source]:
+    from engine.lvbench import made  # loads torch, which judging does not need
+
+    if (args.prompts is None) == (args.dataset is None):
+        raise NothingToJudge("--model: expected either --prompts or --dataset, got both or none")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        if args.prompts is not None:
+            scripts = made.scripts_of_file(args.prompts)
+        else:
+            scripts = [made.script_of_item(item, args.seconds) for item in read_dataset(args.dataset, args.split)]
+        with _progress(console) as bar:
+            for script, path in made.make_videos(args.model, scripts, args.seconds, args.seed, folder, bar):
+                yield Source(path, str(path) if args.keep else script.name)
+    except made.WorldRefused as error:
+        raise NothingToJudge(str(error)) from error
 
 
 def _run_manifest(args: argparse.Namespace, console: Console) -> int:

@@ -83,17 +83,18 @@ def split_of(name: str) -> Split:
     return "eval" if draw < EVAL_SHARE else "train"
 
 
-def block_prompts(item: Item, block_s: float, blocks: int) -> list[str]:
-    """The prompt of each block of `block_s` seconds: the caption at the block's middle, or the last one before it."""
+def prompt_times(item: Item, seconds: float) -> list[tuple[float, str]]:
+    """The captions as prompts for a world of `seconds`: (second, text), the first at 0, like neighbours joined.
+
+    A world takes each at the next block boundary, so every block is made under the caption of its time.
+    """
     if not item.captions:
         raise DatasetBroken(f"{item.video}: expected captions to take prompts from, got none")
-    prompts, at = [], 0
-    for block in range(blocks):
-        middle = (block + 0.5) * block_s
-        while at + 1 < len(item.captions) and item.captions[at + 1].start_s <= middle:
-            at += 1
-        prompts.append(item.captions[at].text)
-    return prompts
+    times = [(0.0, item.captions[0].text)]
+    for caption in item.captions[1:]:
+        if caption.start_s < seconds and caption.text != times[-1][1]:
+            times.append((caption.start_s, caption.text))
+    return times
 
 
 def build_manifest(folder: Path, captions: Path, out: Path, fewest_frames: int) -> tuple[int, list[Skipped]]:

@@ -21,6 +21,7 @@ FAULTS: tuple[Fault, ...] = get_args(Fault)
 HEIGHT, WIDTH = 144, 256
 FPS = 16.0
 SUBJECT_RADIUS = 24.0
+SUBJECT_REACH = 40  # nothing of the subject lies further from its centre
 PATH_FRAMES = 30  # once around the figure of eight
 STRONGEST_BLUR_PX = 2.5
 LONGEST_STUTTER = 0.75  # share of frames that repeat an earlier one at the end
@@ -94,7 +95,8 @@ def _paint_subject(picture: NDArray[np.float32], moment: int, morph: float) -> N
     """
     phase = 2.0 * np.pi * moment / PATH_FRAMES
     centre_x, centre_y = WIDTH * (0.5 + 0.08 * np.sin(phase)), HEIGHT * (0.5 + 0.05 * np.sin(2.0 * phase))
-    y, x = np.mgrid[0:HEIGHT, 0:WIDTH].astype(np.float32)
+    top, left = int(centre_y - SUBJECT_REACH), int(centre_x - SUBJECT_REACH)
+    y, x = np.mgrid[top : top + 2 * SUBJECT_REACH, left : left + 2 * SUBJECT_REACH].astype(np.float32)
     dx, dy = x - centre_x, y - centre_y
     bearing = np.arctan2(dy, dx)
     outline = 1.0 + 0.45 * morph * np.sin(4.0 * bearing + 0.5)
@@ -103,7 +105,8 @@ def _paint_subject(picture: NDArray[np.float32], moment: int, morph: float) -> N
     turn = 0.5 * np.pi * morph
     stripes = 0.5 + 0.5 * np.sin((dx * np.cos(turn) + dy * np.sin(turn)) / 2.5)
     coat = np.stack([0.35 + 0.45 * stripes, 0.25 + 0.45 * stripes, 0.2 + 0.45 * stripes], axis=-1)
-    picture[:] = picture * (1.0 - inside) + coat * inside
+    place = picture[top : top + 2 * SUBJECT_REACH, left : left + 2 * SUBJECT_REACH]
+    place[:] = place * (1.0 - inside) + coat * inside
 
 
 def _grade(picture: NDArray[np.float32], fault: Fault, strength: float) -> Pixels:

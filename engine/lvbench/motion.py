@@ -40,20 +40,26 @@ class MotionReader:
     def __init__(self, height: int, width: int) -> None:
         self._dis = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_FAST)
         self._xs, self._ys = np.meshgrid(np.arange(width, dtype=np.float32), np.arange(height, dtype=np.float32))
-        self._coarse_is_enough = min(height, width) < 24  # DIS needs patches of 8 at two scales
+        self._too_small = min(height, width) < 24  # DIS needs patches of 8 at two scales
 
     def read(self, before: Bytes, middle: Bytes, after: Bytes, at: float) -> Passage:
         """`at` in (0, 1): where in time the middle frame lies between the others."""
-        if self._coarse_is_enough:
-            flow = np.zeros((*middle.shape, 2), dtype=np.float32)
-        else:
-            # the stub does not know that None asks for a new array; an array would be taken as a first guess
-            flow = np.asarray(self._dis.calc(before, after, None), dtype=np.float32)  # type: ignore[call-overload]
-        past = self._moved(before, flow, -at)
-        future = self._moved(after, flow, 1.0 - at)
-        misplaced, evidence = _misplacement(middle, past, future, np.hypot(flow[..., 0], flow[..., 1]))
-        blend = (1.0 - at) * past + at * future
-        return Passage(misplaced, evidence, float(np.abs(blend - middle).mean()), independent_motion(flow))
+        forth, back = self._flow(before, after), -self._flow(after, before)
+        guesses = []
+        for flow in (forth, back):
+            guesses += [self._moved(before, flow, -at), self._moved(after, flow, 1.0 - at)]
+        speed = np.maximum(np.hypot(forth[..., 0], forth[..., 1]), np.hypot(back[..., 0], back[..., 1]))
+        misplaced, evidence = _misplacement(middle, guesses, speed)
+        blend = (1.0 - at) * guesses[0] + at * guesses[1]
+        return Passage(
+            misplaced, evidence, float(np.abs(blend - middle).mean()), independent_motion(0.5 * (forth + back))
+        )
+
+    def _flow(self, start: Bytes, end: Bytes) -> Flow:
+        if self._too_small:
+            return np.zeros((*start.shape, 2), dtype=np.float32)
+        # the stub does not know that None asks for a new array; an array would be taken as a first guess
+        return np.asarray(self._dis.calc(start, end, None), dtype=np.float32)  # type: ignore[call-overload]
 
     def _moved(self, picture: Bytes, flow: Flow, by: float) -> Floats:
         """The picture as the flow says it looks at the middle frame's time."""
@@ -85,19 +91,20 @@ def independent_motion(flow: Flow) -> Floats | None:
     return np.asarray(moving, dtype=np.float32)
 
 
-def _misplacement(middle: Bytes, past: Floats, future: Floats, speed: Floats) -> tuple[float, float]:
-    """(pixels, evidence): the error of the better prediction, grey levels over grey levels per pixel, weighted by
-    motion.
+def _misplacement(middle: Bytes, guesses: list[Floats], speed: Floats) -> tuple[float, float]:
+    """(pixels, evidence): the error of the best guess at each pixel, in grey levels over grey levels per pixel,
+    weighted by motion.
 
-    What is hidden in one neighbour shows in the other, so the better of the two forgives covering and uncovering; a
-    frame shown at the wrong time fits neither. Dividing by the slope cancels contrast and most of a blur.
+    What is hidden in one neighbour shows in the other, and where the flow of one does not reach, the other's does; so
+    the best guess forgives covering and uncovering, while a frame shown at the wrong time fits none. Dividing by the
+    slope cancels contrast and most of a blur.
     """
     picture = middle.astype(np.float32)
     dy, dx = np.gradient(picture)
     weight = speed / (speed + MOVING_PX) + STANDING_WEIGHT
-    error = float((weight * np.minimum(np.abs(past - picture), np.abs(future - picture))).sum())
+    error = np.minimum.reduce([np.abs(guess - picture) for guess in guesses])
     evidence = float((weight * (np.hypot(dx, dy) + 1.0)).sum())
-    return error / evidence, evidence
+    return float((weight * error).sum()) / evidence, evidence
 
 
 def _camera_motion(flow: Flow, rounds: int = 4) -> Flow:
@@ -112,9 +119,9 @@ def _camera_motion(flow: Flow, rounds: int = 4) -> Flow:
         fit = np.linalg.lstsq(weighted.T @ basis, weighted.T @ moves, rcond=None)[0]  # (3, 2)
         error = np.linalg.norm(moves - basis @ fit, axis=1)
         weights = 1.0 / (0.05 + error) ** 2
-    full_ys, full_xs = np.mgrid[0:height, 0:width].astype(np.float32)
-    camera = _affine_basis(full_xs.ravel() / width, full_ys.ravel() / height) @ fit
-    return np.asarray(camera.reshape(height, width, 2), dtype=np.float32)
+    across = np.arange(width, dtype=np.float32)[None, :, None] / width * fit[1]
+    down = np.arange(height, dtype=np.float32)[:, None, None] / height * fit[2]
+    return np.asarray(fit[0] + across + down, dtype=np.float32)
 
 
 def _affine_basis(xs: Floats, ys: Floats) -> Floats:

@@ -73,9 +73,11 @@ def read_frames(path: Path) -> Iterator[VideoFrame]:
         with av.open(str(path)) as container:
             stream = container.streams.video[0]
             stream.thread_type = "SLICE"  # frame threads would hold a dozen full frames
+            size = (0, 0)
             for frame in container.decode(stream):
                 time_s = frame.time if frame.time is not None else time_s
-                yield _two_sizes(index, time_s, frame)
+                size = size if index else (frame.width, frame.height)  # a later change of size is scaled away
+                yield _two_sizes(index, time_s, frame, size)
                 index += 1
     except av.FFmpegError as error:
         raise VideoUnusable(f"{path}: expected an undamaged video, got {error.strerror} after frame {index}") from error
@@ -99,9 +101,9 @@ def _walk_packets(path: Path, container: av.container.InputContainer) -> VideoFa
     return VideoFacts(str(path), stream.width, stream.height, frames, seconds, stream.codec_context.name)
 
 
-def _two_sizes(index: int, time_s: float, frame: av.VideoFrame) -> VideoFrame:
+def _two_sizes(index: int, time_s: float, frame: av.VideoFrame, size: tuple[int, int]) -> VideoFrame:
     def read(lines: int, pixel_format: str) -> Pixels:
-        width, height = fit(frame.width, frame.height, lines)
+        width, height = fit(*size, lines)
         scaled = frame.reformat(width, height, pixel_format, interpolation=Interpolation.AREA)
         return np.asarray(scaled.to_ndarray(), dtype=np.uint8)
 

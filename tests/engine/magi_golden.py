@@ -8,12 +8,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from engine.models import Prompt
+from engine.kvcache.cache import KVCache
+from engine.kvcache.policy import parse
+from engine.kvcache.pool import PageFormat, PagePool
+from engine.models import Geometry, KVGeometry, LatentShape, Prompt
 from engine.models.magi import MagiConfig, MagiTransformer
+from engine.models.magi_model import MagiModel
 from engine.models.magi_text import Row, SpecialTokens, TokenFlags, caption_row
+from engine.models.magi_vae import MagiVAE, MagiVAEConfig
+from engine.noise import Noise, Purpose
+from engine.protocol import PromptChange, WorldSpec
+from engine.stages import Distilled, Guided, Plan
+from engine.staggered import StaggeredSampler
+from engine.world import World
 
 GOLDEN = Path(os.environ.get("INFERIX_GOLDEN_MAGI", "../shared/golden_magi"))
 
@@ -99,3 +110,55 @@ def text_rows(caption: Row, null: Row, flags: TokenFlags, tokens: SpecialTokens,
     if not caption.mask.any():
         return [null] * blocks
     return [caption_row(caption, flags, tokens, blocks - i) for i in range(blocks)]
+
+
+def plan_of(case: Mapping[str, Any]) -> Plan:
+    """The timetable of a case."""
+    run, engine = case["config"]["runtime_config"], case["config"]["engine_config"]
+    scales = (tuple(run[name]) for name in ("cfg_t_range", "prev_chunk_scales", "text_scales"))
+    distilled = Distilled(engine["distill_nearly_clean_chunk_threshold"], case.get("prev_chunks_scale", 0.7))
+    return Plan(
+        steps=run["num_steps"],
+        guidance=distilled if engine["distill"] else Guided(*scales),
+        window=run["window_size"],
+        reaches=tuple(run["noise2clean_kvrange"]),
+        clean_reach=run["clean_chunk_kvrange"],
+        clean_t=run["clean_t"],
+        pattern=engine["shortcut_mode"],
+    )
+
+
+def model_of(case: Mapping[str, Any], data: Mapping[str, Tensor]) -> MagiModel:
+    """The case's model behind the engine's contract; every prompt is the case's caption."""
+    network = transformer(dict(case["config"]), case["weights"])
+    config, channels = network.config, network.config.caption_channels
+    latent = LatentShape(*data["noise"].shape[1:2], *data["noise"].shape[3:])
+    kv = KVGeometry(config.layers, config.kv_heads, config.head_dim, latent.height * latent.width // 4)
+    run = case["config"]["runtime_config"]
+    geometry = Geometry(latent, kv, run["chunk_width"], 4, latent.width * 8, latent.height * 8, run["fps"])
+    valid, stored = case["caption_valid_tokens"], data["caption_embs"][0, 0]
+    padded = torch.cat([stored, stored.new_zeros(config.caption_tokens - len(stored), channels)])
+    row = Row(padded, torch.arange(config.caption_tokens) < valid)
+    tokens = special_tokens(case["special_tokens"])
+    autoencoder = MagiVAE(MagiVAEConfig(z_channels=latent.channels, width=256, depth=1, heads=2))
+    return MagiModel("magi", geometry, network, lambda text: row, autoencoder, tokens, flags_of(case))
+
+
+def injected(noise: Tensor, width: int) -> Noise:
+    """The stored noise (1, C, T, H, W), block by block."""
+
+    def draw(purpose: Purpose, block: int, step: int, shape: tuple[int, ...]) -> Tensor:
+        part = noise[0].transpose(0, 1)[block * width : (block + 1) * width]
+        assert part.shape == shape, f"noise of block {block}: expected {shape}, got {tuple(part.shape)}"
+        return part
+
+    return draw
+
+
+def world_of(
+    model: MagiModel, sampler: StaggeredSampler, noise: Noise | None = None, kv: str = "full", pages: int = 64
+) -> World:
+    form = PageFormat(model.geometry.kv, model.dtype, parse(kv).store)
+    cache = KVCache(PagePool(form, pages), parse(kv), model.geometry.frames_per_block)
+    spec = WorldSpec("magi", (PromptChange(0.0, "a caption"),))
+    return World(spec, model, sampler, (cache,), noise)
