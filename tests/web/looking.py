@@ -14,8 +14,8 @@ PIXELS = """() => {
 }"""
 
 
-def wait_playing(page: Any) -> None:
-    page.wait_for_selector("body[data-phase=playing]", timeout=30_000)
+def wait_playing(page: Any, timeout_ms: int = 30_000) -> None:
+    page.wait_for_selector("body[data-phase=playing]", timeout=timeout_ms)
 
 
 def pixels(page: Any) -> list[int]:
