@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +60,7 @@ class Decoding:
         self._playout, self._wake, self._threads, self._niceness = playout, wake, threads, niceness
         self._jobs: queue.Queue[Job | None] = queue.Queue(maxsize=2)
         self._results: deque[Decoded] = deque(maxlen=MOST_RESULTS)
+        self._began_s: float | None = None  # when the job in hand was begun
         self._thread = threading.Thread(target=self._run, name="decode", daemon=True)
 
     def start(self) -> None:
@@ -67,8 +68,9 @@ class Decoding:
 
     def close(self) -> None:
         """End the thread after the block it is decoding."""
-        while not self._jobs.empty():
-            self._jobs.get_nowait()
+        with suppress(queue.Empty):
+            while True:
+                self._jobs.get_nowait()
         self._jobs.put(None)
         if self._thread.is_alive():
             self._thread.join()
@@ -76,6 +78,12 @@ class Decoding:
     @property
     def has_room(self) -> bool:
         return self._jobs.empty()
+
+    def free_in_s(self, typical_s: float) -> float:
+        """How long until it has nothing to do, if each block takes `typical_s`."""
+        began_s = self._began_s
+        in_hand_s = 0.0 if began_s is None else max(0.0, began_s + typical_s - time.monotonic())
+        return in_hand_s + self._jobs.qsize() * typical_s
 
     def put(self, job: Job) -> None:
         """Hand over a block; only while `has_room`."""
@@ -97,7 +105,7 @@ class Decoding:
                 self._wake()
 
     def _decoded(self, job: Job) -> Decoded:
-        began_s = time.monotonic()
+        self._began_s = began_s = time.monotonic()
         try:
             pictures = decode(job.world, job.block, job.id)
             spent_s = time.monotonic() - began_s
@@ -111,6 +119,8 @@ class Decoding:
         except Exception as error:  # a thread's main loop: the world fails, the thread goes on
             log.exception("world %s: block %d could not be decoded", job.id, job.block.index)
             return Decoded(job, error=f"{type(error).__name__}: {error}")
+        finally:
+            self._began_s = None
 
 
 def _own_stream() -> AbstractContextManager[object]:

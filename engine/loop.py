@@ -46,7 +46,7 @@ from engine.protocol import (
     WorldState,
 )
 from engine.running import Running
-from engine.scheduler import RETRY_AFTER_S, Choice, Scheduler, Turn
+from engine.scheduler import RETRY_AFTER_S, SPARE, Choice, Scheduler, Turn
 from engine.trace import chrome_trace, snapshot
 from engine.usage import Usage
 
@@ -234,7 +234,14 @@ class Engine:
             turn.due_s = self._worlds[id].opened_s + media_s if due_s is None else due_s
             figures = self._playout.figures(id)
             turn.reserve_s = figures.reserve_ms / 1000 if figures else 0.0
-        return self._scheduler.choose(time.monotonic())
+        choice = self._scheduler.choose(time.monotonic())
+        wait_s = 0.0 if choice.world is None else self._decoding_behind_s(self._worlds[choice.world].plan.kind)
+        return choice if wait_s <= 0 else Choice(None, wait_s)
+
+    def _decoding_behind_s(self, kind: str) -> float:
+        """How long a block would only queue up behind others; begun later it knows of more signals."""
+        typical = self._scheduler.typical(kind)
+        return self._decoding.free_in_s(typical.get("decode", 0.0)) - SPARE * typical.get("denoise", 0.0)
 
     def _make(self, running: Running, early_s: float) -> None:
         self._making, begun_s = running.id, time.monotonic()

@@ -23,6 +23,7 @@ from engine.loader import Plan, SpecError
 from engine.profiler import active, gauge, span
 from engine.protocol import SignalApplied, Stats, Steer, WorldSpec
 from engine.screen import Figures
+from engine.signals import check_action
 from engine.world import World
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -96,14 +97,16 @@ class Running:
         """Change signals from the next block on. Raises SignalError, and changes nothing, if one cannot be."""
         world, at = self.world, self.world.block
         if command.action is not None:
-            block = world.act(command.action)
-            self.journal.note(Change(at, block, action=command.action, id=command.id))
-            yield self._applied(command, "action", block)
+            check_action(command.action, world.model.action_keys, world.model.action_values)
         if command.prompt is not None:
             block = world.steer(command.prompt)
             self.journal.note(Change(at, block, prompt=command.prompt, id=command.id))
             self.steered.add(block)
             yield self._applied(command, "prompt", block)
+        if command.action is not None:
+            block = world.act(command.action)
+            self.journal.note(Change(at, block, action=command.action, id=command.id))
+            yield self._applied(command, "action", block)
 
     def began(self, block: Block) -> SignalApplied | None:
         """That a prompt of the schedule has taken effect with this block."""

@@ -93,7 +93,7 @@ class Scheduler:
             reason = f"all {self.max_worlds} places for worlds are taken"
             return Admission(False, reason, RETRY_AFTER_S)
         loads = self.load()
-        for stage, cost in self._typical(kind).items():
+        for stage, cost in self.typical(kind).items():
             wanted = loads.get(stage, 0.0) + cost / period_s
             if self.turns and wanted > self.max_load:
                 reason = (
@@ -107,7 +107,7 @@ class Scheduler:
         """Seconds of work per second and stage that the worlds at hand need, paused ones too: they may resume."""
         loads: dict[str, float] = {}
         for turn in self.turns.values():
-            for stage, cost in self._typical(turn.kind).items():
+            for stage, cost in self.typical(turn.kind).items():
                 loads[stage] = loads.get(stage, 0.0) + cost / turn.period_s
         return loads
 
@@ -139,10 +139,10 @@ class Scheduler:
         if not turn.adaptive or costs is None:
             return turn.lead_s
         others = [t for t in self.turns.values() if t is not turn and not t.paused]
-        before_s = sum(self._typical(other.kind).get("denoise", 0.0) for other in others)
+        before_s = sum(self.typical(other.kind).get("denoise", 0.0) for other in others)
         return min(turn.lead_s, SPARE * costs.worst_s() + before_s + SPARE_S)
 
-    def _typical(self, kind: str) -> dict[str, float]:
-        """Of this kind, or for want of that of the family it belongs to: what stands before its first space."""
+    def typical(self, kind: str) -> dict[str, float]:
+        """Seconds by stage of a block of this kind, or for want of that of its family (the word before the space)."""
         costs = self._costs.get(kind) or self._costs.get(kind.split(" ")[0])
         return costs.typical() if costs else {}
