@@ -1,0 +1,221 @@
+"""The ranks of a group and how bytes go between them, through torch.distributed: gloo on a CPU, NCCL on GPUs.
+
+    with Mesh.join(Meeting(rank, ranks, store)) as mesh:
+        grid = mesh.grid(Layout(ulysses=2, ring=2))
+        grid.ulysses.exchange(parts, sizes) ...
+
+What is sent is counted where it is handed to the transport, by kind, in `mesh.sent_bytes`; what a rank hands to itself
+is not. A peer that is gone, or has not come within the patience of the group, raises ExchangeFailed. Knows no models,
+no attention and no cache; who is missing is found out by `launch.py`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Store, Work
+
+from engine.parallel.split import Layout, SplitError
+
+PATIENCE_S = 30.0
+
+
+class ExchangeFailed(ConnectionError):
+    """Ranks could not exchange: one of them is gone or has not come in time."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where and as who a rank joins. Without a store the rendezvous is torchrun's: MASTER_ADDR and its fellows."""
+
+    rank: int
+    ranks: int
+    store: Store | None = None
+    device: str = "cpu"
+    patience_s: float = PATIENCE_S
+
+    @classmethod
+    def from_torchrun(cls, device: str = "cpu") -> Meeting:
+        """As the environment that torchrun sets says. Raises SplitError where it is not set."""
+        try:
+            return cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device=device)
+        except KeyError as error:
+            raise SplitError(
+                f"torchrun: expected RANK and WORLD_SIZE in the environment, {error} is missing"
+            ) from error
+
+
+class Mesh:
+    """All ranks of a group, this one among them."""
+
+    def __init__(self, rank: int, ranks: int, device: torch.device) -> None:
+        self.rank, self.ranks, self.device = rank, ranks, device
+        self.sent_bytes: dict[str, int] = {}
+        self.exchanges = 0  # how many this rank has begun: the one that lags is the one that all wait for
+        self.everyone = Axis(self, range(ranks), None)
+        self._axes: dict[range, Axis] = {range(ranks): self.everyone}
+
+    @classmethod
+    def join(cls, meeting: Meeting) -> Mesh:
+        """Meet the others. Raises ExchangeFailed if they do not come."""
+        device = torch.device(meeting.device)
+        patience = datetime.timedelta(seconds=meeting.patience_s)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        with _named("join"):
+            dist.init_process_group(
+                backend, store=meeting.store, rank=meeting.rank, world_size=meeting.ranks, timeout=patience
+            )
+        return cls(meeting.rank, meeting.ranks, device)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def grid(self, layout: Layout, first: int = 0) -> Grid:
+        """The groups that this rank is in, of a layout of the ranks from `first` on (all of them, or some).
+
+        Ranks of a group must ask for its layouts in the same order.
+        """
+        if first + layout.ranks > self.ranks or not first <= self.rank < first + layout.ranks:
+            raise SplitError(
+                f"layout: expected rank {self.rank} among {self.ranks} ranks in it, got {layout} at {first}"
+            )
+        at_ring, at_ulysses = layout.place(self.rank - first)
+        groups = range(layout.ranks), layout.ulysses_group(at_ring), layout.ring_group(at_ulysses)
+        return Grid(layout, *(self._axis(range(g.start + first, g.stop + first, g.step)) for g in groups))
+
+    def tell(self, data: bytes | None) -> bytes:
+        """Bytes of rank 0 (who gives them) to all."""
+        size = torch.tensor([len(data or b"")], dtype=torch.int64, device=self.device)
+        self.count("plan", (len(data) + 8) * (self.ranks - 1) if data is not None else 0)
+        with _named("plan"):
+            dist.broadcast(size, 0)
+            body = torch.empty(int(size), dtype=torch.uint8, device=self.device)
+            if data:
+                body.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            dist.broadcast(body, 0)
+        return bytes(body.cpu().numpy()) if data is None else data
+
+    def wait_for_all(self) -> None:
+        """Return when every rank has come here."""
+        self.everyone.sum(torch.zeros(1, device=self.device), "barrier")
+
+    def count(self, kind: str, sent: int) -> None:
+        self.exchanges += 1
+        self.sent_bytes[kind] = self.sent_bytes.get(kind, 0) + sent
+
+    def _axis(self, ranks: range) -> Axis:
+        if ranks not in self._axes:
+            alone = len(ranks) == 1
+            group = None if alone else dist.new_group(list(ranks), use_local_synchronization=True)
+            self._axes[ranks] = Axis(self, ranks, group)
+        return self._axes[ranks]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The groups that one rank is in."""
+
+    layout: Layout
+    everyone: Axis
+    ulysses: Axis
+    ring: Axis
+
+
+class Pending:
+    """Transfers under way."""
+
+    def __init__(self, works: Sequence[Work], sent: Tensor, received: Tensor) -> None:
+        self._works, self._received = works, received
+        self._sent = sent  # must live until it has gone
+
+    def wait(self) -> Tensor:
+        """What has come: (bytes,) uint8."""
+        with _named("transfer"):
+            for work in self._works:
+                work.wait()
+        return self._received
+
+
+class Axis:
+    """Some ranks in order, this one at `index`. Tensors go as they are in memory, bytes of any type."""
+
+    def __init__(self, mesh: Mesh, ranks: range, group: dist.ProcessGroup | None) -> None:
+        self.mesh, self.ranks, self._group = mesh, ranks, group
+        self.index = ranks.index(mesh.rank) if mesh.rank in ranks else -1
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def exchange(self, parts: Sequence[Tensor], receive_bytes: Sequence[int], kind: str) -> list[Tensor]:
+        """Part i (bytes,) goes to rank i; what comes from each, by rank. All parts, all sizes, one collective."""
+        if self.size == 1:
+            return [*parts]
+        sizes = [len(part) for part in parts]
+        self.mesh.count(kind, sum(sizes) - sizes[self.index])
+        received = torch.empty(sum(receive_bytes), dtype=torch.uint8, device=parts[0].device)
+        with _named(kind):
+            dist.all_to_all_single(received, torch.cat(list(parts)), list(receive_bytes), sizes, group=self._group)
+        return list(torch.split(received, list(receive_bytes)))
+
+    def gather(self, mine: Tensor, receive_bytes: Sequence[int], kind: str) -> list[Tensor]:
+        """Everyone's (bytes,) by rank; sizes may differ."""
+        return self.exchange([mine] * self.size, receive_bytes, kind)
+
+    def post(self, data: Tensor, to: int, source: int, receive_bytes: int, kind: str) -> Pending:
+        """Begin to send (bytes,) to rank `to` and to receive from `source`, both indices in this axis.
+
+        `data` must stay as it is until the result has been waited for. All ranks post in the same order.
+        """
+        self.mesh.count(kind, len(data))
+        received = torch.empty(receive_bytes, dtype=torch.uint8, device=data.device)
+        pair = [
+            dist.P2POp(dist.isend, data, self.ranks[to], self._group),
+            dist.P2POp(dist.irecv, received, self.ranks[source], self._group),
+        ]
+        with _named(kind):
+            return Pending(dist.batch_isend_irecv(pair), data, received)
+
+    def sum(self, values: Tensor, kind: str) -> Tensor:
+        """The sum over ranks, the same on all of them; (2 n - 2) / n of its bytes are sent by each, n being ranks."""
+        if self.size == 1:
+            return values
+        self.mesh.count(kind, 2 * (self.size - 1) * values.numel() * values.element_size() // self.size)
+        total = values.clone()
+        with _named(kind):
+            dist.all_reduce(total, group=self._group)
+        return total
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """Any tensor as (bytes,) uint8, copied only where it does not lie in one piece."""
+    return x.contiguous().view(-1).view(torch.uint8)
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Failures of the transport as ExchangeFailed."""
+    try:
+        yield
+    except RuntimeError as error:  # what torch.distributed raises for lost and late peers
+        raise ExchangeFailed(f"{what}: {error}") from error

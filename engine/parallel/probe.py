@@ -1,0 +1,96 @@
+"""What the cost model counts with, measured at start in under a second: the links between ranks, and attention.
+
+Every rank measures at the same time, as it will be in use, and the mean over ranks is what all go by: the numbers are
+the same everywhere, so that choices are too. Knows no world.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from engine.layers.attention import merge, with_lse
+from engine.parallel.choose import Machine
+from engine.parallel.mesh import Axis, Mesh, Pending
+
+BUDGET_S = 0.12  # for each of the measurements
+REPEATS = 5
+LARGEST_BYTES = 1 << 24
+
+
+def measure(mesh: Mesh, heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> Machine:
+    """The machine under this mesh, for attention of these heads. All ranks call it together."""
+    axis, device = mesh.everyone, mesh.device
+    small = torch.zeros(8, dtype=torch.uint8, device=device)
+    large = torch.zeros(_affordable(axis, device), dtype=torch.uint8, device=device)
+    latency_s = _agreed(axis, lambda: _shift(axis, small).wait())
+    transfer_s = _agreed(axis, lambda: _shift(axis, large).wait())
+    q, k = (torch.zeros(1, n, heads, head_dim, dtype=dtype, device=device) for n in (64, _keys(heads, head_dim)))
+    call_s = _agreed(axis, lambda: with_lse(q[:, :1], k[:, :1], k[:, :1]))
+    product_s = _agreed(axis, lambda: with_lse(q, k, k))
+    both_s = _agreed(axis, lambda: _overlapped(axis, large, q, k))
+    parts = [with_lse(q, k[:, :8], k[:, :8])] * 2
+    merge_s = _agreed(axis, lambda: merge(parts))
+    flops = 4 * q.shape[1] * k.shape[1] * heads * head_dim
+    hidden_s = product_s + transfer_s - both_s
+    return Machine(
+        latency_s=latency_s,
+        bandwidth=len(large) / max(transfer_s - latency_s, 1e-9),
+        attention_rate=flops / max(product_s - call_s, 1e-9),
+        call_s=call_s,
+        merge_rate=4 * q.numel() * q.element_size() / merge_s,
+        overlap=min(1.0, max(0.0, hidden_s / min(product_s, transfer_s))),
+    )
+
+
+def _affordable(axis: Axis, device: torch.device) -> int:
+    """The largest power of two bytes of which a few go through in the time there is."""
+    size = 1 << 14
+    while size < LARGEST_BYTES:
+        data = torch.zeros(size, dtype=torch.uint8, device=device)
+        if _agreed(axis, lambda data=data: _shift(axis, data).wait(), repeats=1) * REPEATS * 2 > BUDGET_S:  # type: ignore[misc]
+            break
+        size *= 2
+    return size
+
+
+def _keys(heads: int, head_dim: int) -> int:
+    """Keys for a product that is long beside its call, and short beside the budget, on a CPU of 1e9 operations / s."""
+    return max(64, int(1e9 * BUDGET_S / REPEATS / 4) // (4 * 64 * heads * head_dim))
+
+
+def _agreed(axis: Axis, act: Callable[[], object], repeats: int = REPEATS) -> float:
+    """Median seconds of some tries after a first one, mean over ranks."""
+    act()
+    taken = []
+    for _ in range(repeats):
+        _settle(axis)
+        began = time.perf_counter()
+        act()
+        _settle(axis, wait=False)
+        taken.append(time.perf_counter() - began)
+    mean = axis.sum(torch.tensor([median(taken)], dtype=torch.float64, device=axis.mesh.device), "probe")
+    return float(mean) / axis.size
+
+
+def _settle(axis: Axis, *, wait: bool = True) -> None:
+    """Ranks begin together; an accelerator has finished."""
+    if axis.mesh.device.type == "cuda":
+        torch.cuda.synchronize()
+    if wait:
+        axis.sum(torch.zeros(1, device=axis.mesh.device), "probe")
+
+
+def _shift(axis: Axis, data: Tensor) -> Pending:
+    """To the next rank, from the one before."""
+    return axis.post(data, (axis.index + 1) % axis.size, (axis.index - 1) % axis.size, len(data), "probe")
+
+
+def _overlapped(axis: Axis, data: Tensor, q: Tensor, k: Tensor) -> None:
+    pending = _shift(axis, data)
+    with_lse(q, k, k)
+    pending.wait()
