@@ -6,7 +6,9 @@ camera's exact shift, seen from both sides and blended; what one keyframe hides,
 blocks is the last keyframe, so decoding in a stream gives the same pictures as decoding at once.
 """
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -29,8 +31,22 @@ from engine.models.tiny.planet import (
 )
 
 OUTPUTS: Final = 3 + len(PLANES) + 2
+BORDER: Final = 20
+"""More than a plane can move between two keyframes, so that moving it is slicing."""
 HIDDEN: Final = 0.02
 """A plane with less room than this left by nearer ones counts as hidden."""
+
+
+@dataclass(frozen=True)
+class PlanePart:
+    """What a keyframe shows of one plane: colour times cover, and cover, with BORDER zeros left and right."""
+
+    content: Tensor  # (4, H, W + 2 BORDER)
+    top: int
+    bottom: int
+
+    def shifted(self, pixels: float, rows: slice) -> Tensor:
+        return shift_left(self.content[:, rows], pixels, BORDER)
 
 
 @dataclass(frozen=True)
@@ -44,6 +60,23 @@ class Keyframe:
 
     def picture(self) -> Tensor:
         return with_precipitation(self.base, self.rain, self.snow)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"base": self.base, "cover": self.cover, "rain": self.rain, "snow": self.snow}
+
+    def plane(self, index: int) -> PlanePart | None:
+        """Plane number `index`, or None if nothing of it is in the picture."""
+        return self._parts[index]
+
+    @cached_property
+    def _parts(self) -> list[PlanePart | None]:
+        rows = (self.cover.amax(2) > HIDDEN).tolist()
+        return [self._part(i, there) if any(there) else None for i, there in enumerate(rows)]
+
+    def _part(self, index: int, there: list[bool]) -> PlanePart:
+        cover = self.cover[index : index + 1]
+        content = F.pad(torch.cat([self.base * cover, cover]), (BORDER, BORDER))
+        return PlanePart(content, there.index(True), len(there) - there[::-1].index(True))
 
 
 class KeyframeDecoder(nn.Module):
@@ -145,30 +178,47 @@ def composite(glimpses: list[Glimpse]) -> Tensor:
     room = torch.ones_like(colour[:1])
     filled = torch.zeros_like(room)
     for index, plane in enumerate(PLANES):
-        total, seen = torch.zeros_like(torch.cat([colour, room])), torch.full_like(colour[0, 0], 1e-6)
-        for g in glimpses:
-            cover = g.keyframe.cover[index : index + 1]
-            moved = plane_shift(plane, g.shift, g.frames)
-            total = total + shift_left(torch.cat([g.keyframe.base * cover, cover]), moved) * g.weight
-            seen = seen + shift_left(torch.ones_like(seen), moved) * g.weight
-        total = total / seen
-        colour, filled = colour + room * total[:3], filled + room * total[3:]
-        room = room * (1 - total[3:]).clamp(min=0)
+        parts = [part for g in glimpses if (part := g.keyframe.plane(index)) is not None]
+        if not parts:
+            continue
+        rows = slice(min(p.top for p in parts), max(p.bottom for p in parts))
+        seen = _moved_plane(glimpses, index, plane, rows)
+        colour[:, rows].addcmul_(room[:, rows], seen[:3])
+        filled[:, rows].addcmul_(room[:, rows], seen[3:])
+        room[:, rows] *= (1 - seen[3:]).clamp_(min=0)
     still = torch.stack([g.keyframe.base * g.weight for g in glimpses]).sum(0)
     left = room * HIDDEN  # what no keyframe has seen shows the keyframes as they are
     return (colour + still * left) / (filled + left * sum(g.weight for g in glimpses))
 
 
-def shift_left(x: Tensor, pixels: float) -> Tensor:
-    """x (..., W) moved to the left by a fraction of pixels, linearly interpolated; zeros come in."""
-    whole = int(pixels // 1)
-    part, width = pixels - whole, x.shape[-1]
+def _moved_plane(glimpses: list[Glimpse], index: int, plane: str, rows: slice) -> Tensor:
+    """Colour times cover, and cover, of one plane (4, rows, W), averaged over the keyframes that look there."""
+    total, looked = None, torch.full((WIDTH,), 1e-6, device=glimpses[0].keyframe.base.device)
+    for g in glimpses:
+        pixels = plane_shift(plane, g.shift, g.frames)
+        looked += shift_left(torch.ones_like(looked), pixels) * g.weight
+        part = g.keyframe.plane(index)
+        if part is not None:
+            moved = part.shifted(pixels, rows)
+            total = moved * g.weight if total is None else total.add_(moved, alpha=g.weight)
+    assert total is not None
+    return total.div_(looked)
+
+
+def shift_left(x: Tensor, pixels: float, border: int = 0) -> Tensor:
+    """x (..., W) moved to the left by a fraction of pixels, linearly interpolated; zeros come in.
+
+    With `border`, x already has that many zeros on either side, and the result has none.
+    """
+    whole = math.floor(pixels)
+    part, width = pixels - whole, x.shape[-1] - 2 * border
     if abs(whole) >= width:
-        return torch.zeros_like(x)
-    padded = F.pad(x, (max(0, -whole), max(0, whole) + 1))
-    start = max(0, whole)
-    left = padded[..., start : start + width]
-    return left if part == 0 else torch.lerp(left, padded[..., start + 1 : start + 1 + width], part)
+        return torch.zeros_like(x[..., border : border + width])
+    if not -border <= whole < border:
+        x, border = F.pad(x, (abs(whole) + 1, abs(whole) + 1)), border + abs(whole) + 1
+    start = border + whole
+    left = x[..., start : start + width]
+    return left if part == 0 else torch.lerp(left, x[..., start + 1 : start + 1 + width], part)
 
 
 def precipitation(covers: list[tuple[Tensor, float, float]], per_frame: tuple[float, float]) -> Tensor:

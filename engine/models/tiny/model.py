@@ -105,7 +105,7 @@ class TinyDecoder:
             now = self.network.keyframes(latent[None])[0]
             pictures.append(decode_latent(before, now, travel))
             before = now
-        return torch.cat(pictures), None if before is None else dict(vars(before))
+        return torch.cat(pictures), None if before is None else before.state()
 
 
 class TinyModel:

@@ -7,6 +7,7 @@ Training and streaming run this same code; they differ in the context.
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Final
 
 import torch
@@ -230,10 +231,17 @@ def time_waves(t: Tensor) -> Tensor:
 
 def rotate(x: Tensor, frames: Tensor) -> Tensor:
     """Rotary embedding over latent frame, band and column: (B, F, S, heads, 64) at frames (F,)."""
-    angles = rotary_angles(frames)[:, :, None]  # (F, S, 1, 32)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    cos, sin = rotation(tuple(frames.tolist()), x.device, x.dtype)
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+@lru_cache(maxsize=64)
+def rotation(frames: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (F, S, 1, 32) of `rotate`; a block asks for the same ones in every layer and step."""
+    with torch.inference_mode(False):  # what is kept may be needed by training too
+        angles = rotary_angles(torch.tensor(frames, device=device))[:, :, None]
+        return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotary_angles(frames: Tensor) -> Tensor:
