@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from engine.kvcache.latent import Projection
 from engine.kvcache.policy import Policy
 from engine.kvcache.pool import PagePool
 from engine.kvcache.staged import Shelf, StagedBlock
@@ -44,12 +45,17 @@ class KVCache:
         frames_per_block: int,
         attend: Attention = sdpa,
         shelf: Shelf | None = None,
+        projections: Sequence[Projection] = (),
     ) -> None:
-        """Raises PolicyError if the policy cannot hold a block of `frames_per_block` latent frames."""
+        """Raises PolicyError if the policy cannot hold a block of `frames_per_block` latent frames.
+
+        With `projections`, one per layer, and a pool of latent pages, keys and values are kept as latents.
+        """
         self.pool = pool
         self.policy = policy.check(frames_per_block)
         self.frames_per_block = frames_per_block
         self.attend = attend
+        self.projections = projections
         self.shelf = shelf or Shelf()
         self.host = HostTier(pool.device)
         self.origin = 0  # first frame of the sink

@@ -68,6 +68,9 @@ class StagedBlock:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotate: Rotate | None) -> Tensor:
         """Attention of (1, F, S, heads, head_dim) queries over the visible past and the block itself."""
+        if self._cache.projections:
+            squeezed = self._cache.projections[layer]
+            return self.attend_latent(layer, q, squeezed.squeeze(k, v), squeezed.expand, rotate)
         rotate = rotate or _unrotated
         q, turned = rotate(q, self._positions), rotate(k, self._positions)
         kept = k if self._cache.policy.positions == "window" else turned
