@@ -69,16 +69,17 @@ def assign(
     module: nn.Module,
     tensors: Mapping[str, Tensor],
     device: torch.device | str,
-    dtype: torch.dtype,
+    dtype: torch.dtype | None,
     source: Path | str = "checkpoint",
 ) -> None:
     """Make `tensors` the parameters of `module` (built on the meta device, or anywhere), cast and moved one at a time.
 
+    `dtype` None: each becomes what the module declares it as.
     Raises WeightsError and leaves the module alone unless names and shapes match exactly.
     """
     expected = module.state_dict()
     check(tensors, {name: tuple(value.shape) for name, value in expected.items()}, source)
-    values = {name: tensors[name].to(device=device, dtype=dtype) for name in expected}
+    values = {name: tensors[name].to(device=device, dtype=dtype or e.dtype) for name, e in expected.items()}
     module.load_state_dict(values, strict=True, assign=True)
     module.to(device).eval().requires_grad_(False)
 

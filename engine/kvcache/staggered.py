@@ -6,24 +6,17 @@ reads a slice. Knows no schedule and no guidance; it learns the ranges from whoe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from engine.kvcache.cache import KVCache
+from engine.kvcache.policy import Policy, PolicyError
+from engine.kvcache.staged import StagedBlock
 from engine.layers.attention import Attention
 from engine.models import Expand, Rotate
-
-Read = Callable[[int, int, int], tuple[Tensor, Tensor]]
-"""(layer, first frame, end frame) -> rotated keys and values (1, tokens, kv_heads, head_dim) of past frames."""
-
-Keep = Callable[[int, Tensor, Tensor], None]
-"""(layer, rotated keys, values), each (frames, S, kv_heads, head_dim): what a call leaves of its first block."""
-
-
-class PastUnreadable(RuntimeError):
-    """A block's range reaches into frames that this context was given no way to read."""
 
 
 @dataclass(frozen=True)
@@ -34,31 +27,30 @@ class Span:
     end: int
 
 
-@dataclass
 class StaggeredContext:
-    """The context of one call that carries `len(spans)` blocks of `width` frames from absolute frame `start` on."""
+    """The context of one call that carries `len(spans)` blocks of `width` frames from absolute frame `start` on.
 
-    start: int
-    width: int
-    spans: Sequence[Span]
-    attention: Attention
-    read: Read | None = None
-    keep: Keep | None = None
-    _positions: Tensor | None = field(default=None, init=False, repr=False)
+    `keep` receives the keys and values of the call's first frames, as many as it has pages for.
+    """
 
-    def __post_init__(self) -> None:
-        end = self.start + self.width * len(self.spans)
-        for span in self.spans:
+    def __init__(
+        self,
+        start: int,
+        width: int,
+        spans: Sequence[Span],
+        attention: Attention,
+        past: KVCache | None = None,
+        keep: StagedBlock | None = None,
+    ) -> None:
+        end = start + width * len(spans)
+        for span in spans:
             if not 0 <= span.first < span.end <= end:
-                raise ValueError(
-                    f"staggered context: expected a range inside [0, {end}), got [{span.first}, {span.end})"
-                )
-        if self._oldest < self.start and self.read is None:
-            raise PastUnreadable(f"frames from {self._oldest} on are wanted, the call starts at {self.start}")
-
-    @property
-    def _oldest(self) -> int:
-        return min(self.start, *(span.first for span in self.spans))
+                raise ValueError(f"range of a block: expected to lie in [0, {end}), got [{span.first}, {span.end})")
+        self.start, self.width, self.spans, self.attention = start, width, spans, attention
+        self.past, self.keep = past, keep
+        self._oldest = min(start, *(span.first for span in spans))
+        if self._oldest < start and past is None:
+            raise ValueError(f"frames from {self._oldest} on are wanted, the call starts at {start} and has no past")
 
     def shard(self, tokens: Tensor) -> Tensor:
         return tokens
@@ -69,18 +61,14 @@ class StaggeredContext:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotate: Rotate | None) -> Tensor:
         """q: (1, F, S, heads, head_dim) -> the same shape"""
         assert rotate is not None, "staggered blocks are told apart by position"
-        frames = self._frames(q)
+        frames = torch.arange(self.start, self.start + q.shape[1], device=q.device)
         q, k = rotate(q, frames), rotate(k, frames)
         if self.keep is not None:
-            self.keep(layer, k[0, : self.width], v[0, : self.width])
-        oldest, per_frame = self._oldest, q.shape[2]
-        k, v = k.flatten(1, 2), v.flatten(1, 2)
-        if self.read is not None and oldest < self.start:
-            past_k, past_v = self.read(layer, oldest, self.start)
-            k, v = torch.cat([past_k, k], 1), torch.cat([past_v, v], 1)
-        out = []
+            self.keep.store(layer, k[:, : self.keep.frames], v[:, : self.keep.frames])
+        k, v = self._with_past(layer, k.flatten(1, 2), v.flatten(1, 2))
+        per_frame, out = q.shape[2], []
         for block, span in zip(torch.split(q, self.width, 1), self.spans, strict=True):
-            seen = slice((span.first - oldest) * per_frame, (span.end - oldest) * per_frame)
+            seen = slice((span.first - self._oldest) * per_frame, (span.end - self._oldest) * per_frame)
             out.append(self.attention(block.flatten(1, 2), k[:, seen], v[:, seen]).view(block.shape))
         return torch.cat(out, 1)
 
@@ -88,17 +76,18 @@ class StaggeredContext:
         k, v = expand(latent)
         return self.attend(layer, q, k, v, rotate)
 
-    def _frames(self, q: Tensor) -> Tensor:
-        if self._positions is None:
-            self._positions = torch.arange(self.start, self.start + q.shape[1], device=q.device)
-        return self._positions
+    def _with_past(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if self.past is None or self._oldest == self.start:
+            return k, v
+        past_k, past_v = (x.flatten(0, 1)[None] for x in self.past.between(layer, self._oldest, self.start))
+        return torch.cat([past_k, k], 1), torch.cat([past_v, v], 1)
 
 
-@dataclass(frozen=True)
 class IsolatedContext:
     """Blocks as a batch, each seeing only itself, at the positions of a world's first block."""
 
-    attention: Attention
+    def __init__(self, attention: Attention) -> None:
+        self.attention = attention
 
     def shard(self, tokens: Tensor) -> Tensor:
         return tokens
@@ -108,7 +97,7 @@ class IsolatedContext:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotate: Rotate | None) -> Tensor:
         """q: (blocks, F, S, heads, head_dim) -> the same shape"""
-        assert rotate is not None
+        assert rotate is not None, "a block's frames are told apart by position"
         frames = torch.arange(q.shape[1], device=q.device)
         flat = (x.flatten(1, 2) for x in (rotate(q, frames), rotate(k, frames), v))
         return self.attention(*flat).view(q.shape)
@@ -116,3 +105,18 @@ class IsolatedContext:
     def attend_latent(self, layer: int, q: Tensor, latent: Tensor, expand: Expand, rotate: Rotate | None) -> Tensor:
         k, v = expand(latent)
         return self.attend(layer, q, k, v, rotate)
+
+
+def check_policy(policy: Policy) -> None:
+    """Raise PolicyError for what staggered blocks cannot do: they read one contiguous range each."""
+    unusual = {
+        "sink": policy.sink != 0,
+        "range": bool(policy.ranges),
+        "frames": bool(policy.frames),
+        "topk": policy.topk != 0,
+        "positions": policy.positions != "absolute",
+        "window=0": policy.window == 0,
+    }
+    for name, given in unusual.items():
+        if given:
+            raise PolicyError(f"staggered blocks: expected full or window=N, with store and offload; got {name}")

