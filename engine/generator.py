@@ -21,9 +21,9 @@ from engine.profiler import span
 from engine.samplers import Beginner, before_each, clean_pass
 from engine.world import Kept, World, empty_frame
 
-Recache = Literal["blocks", "joint", "joint-keep-sink"]
+Recache = Literal["blocks", "joint", "joint-keep-sink", "none"]
 """How the past is computed again: block by block with each block's own signals, or all visible frames in one call, in
-which case the sink may stay as it was (LongLive, arXiv 2509.22622)."""
+which case the sink may stay as it was (LongLive, arXiv 2509.22622). "none": it knows no prompt (MAGI-1)."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Generator:
     def _next(self, worlds: Sequence[World]) -> list[Block]:
         values = [world.signals() for world in worlds]
         for world, (_, value) in zip(worlds, values, strict=True):
-            if value.began and value.change.mode == "recache" and world.kept:
+            if value.began and value.change.mode == "recache" and world.kept and self.recache_rule != "none":
                 with span("re-cache"):
                     self._recache(world)
         with span("condition"):
@@ -97,7 +97,8 @@ class Generator:
         blocks = []
         for world, (signals, value), c, m in zip(worlds, values, conditioning, made, strict=True):
             world.moved_on(signals, m.context, c.motion)
-            blocks.append(Block(signals.block, signals.start, m.latents, c, value.began))
+            start = signals.start + m.context.shape[0] - m.latents.shape[0]
+            blocks.append(Block(signals.block, start, m.latents, c, value.began))
         return blocks
 
     def _prefill_block(self, world: World, latents: Tensor) -> Block:

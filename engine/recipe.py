@@ -5,15 +5,20 @@ The one place where rows of the table meet the machinery. Knows no clock, no sch
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.generator import Generator
 from engine.kvcache import policy
 from engine.kvcache.cache import KVCache
 from engine.kvcache.policy import Policy
 from engine.kvcache.pool import PageFormat, PagePool
+from engine.kvcache.staggered import check_policy
 from engine.layers.attention import Attention, sdpa
 from engine.models import BlockModel, presets
 from engine.models.presets import Preset
 from engine.samplers import FewStep, FlowODE, Sampler, ShiftedFlow
+from engine.stages import Plan, PlanError
+from engine.staggered import StaggeredSampler
 
 
 class RecipeError(ValueError):
@@ -33,7 +38,16 @@ def sampler(preset: Preset, steps: int | None = None) -> Sampler:
         case presets.Flow() as spec:
             schedule = ShiftedFlow(spec.shift)
             return FlowODE(schedule, schedule.warp(evenly(steps or spec.steps)), spec.guidance)
+        case Plan() as plan:
+            return StaggeredSampler(_with_steps(plan, steps))
     raise RecipeError(f"{preset.name}: expected a sampler of the table, got {type(preset.sampler).__name__}")
+
+
+def _with_steps(plan: Plan, steps: int | None) -> Plan:
+    try:
+        return plan if steps is None else replace(plan, steps=steps)
+    except PlanError as error:
+        raise RecipeError(str(error)) from error
 
 
 def evenly(steps: int) -> tuple[int, ...]:
@@ -43,7 +57,10 @@ def evenly(steps: int) -> tuple[int, ...]:
 
 def kv_policy(preset: Preset, text: str = "") -> Policy:
     """The preset's policy with the words of `text` in place of its own. Raises PolicyError."""
-    return policy.parse(text, policy.parse(preset.kv)).check(preset.frames_per_block)
+    rule = policy.parse(text, policy.parse(preset.kv)).check(preset.frames_per_block)
+    if isinstance(preset.sampler, Plan):
+        check_policy(rule)
+    return rule
 
 
 def generator(model: BlockModel, preset: Preset) -> Generator:

@@ -170,13 +170,13 @@ class DecoderTrunk(Trunk):
         self.last_layer = nn.Conv3d(config.width // math.prod(config.patch), 3, 3, padding=1)
 
     def forward(self, latents: Tensor) -> Tensor:
-        """(N, z, t, h, w) -> (N, 3, T, H, W), not clamped. A single latent frame gives a single picture."""
+        """(N, z, t, h, w) -> (N, 3, T, H, W), not clamped."""
         grid = (latents.shape[2], latents.shape[3], latents.shape[4])
         x = self.run(self.proj_in(latents.flatten(2).transpose(1, 2)), grid)
         x = torch.unflatten(torch.unflatten(x, 2, (*self.config.patch, -1)), 1, grid)  # (N, t, h, w, q, p, p, C)
         x = x.permute(0, 7, 1, 4, 2, 5, 3, 6).flatten(6, 7).flatten(4, 5).flatten(2, 3)
         out: Tensor = self.last_layer(x)
-        return out[:, :, :1] if grid[0] == 1 else out
+        return out
 
 
 class MagiVAE(nn.Module):
@@ -201,15 +201,23 @@ class MagiVAE(nn.Module):
         patches = [n // p for n, p in zip(sizes, self.config.patch, strict=True)]
         return tiled(mean, video, sizes, patches, self.tiling.overlap, against_blended=True)
 
-    def decode_video(self, latents: Tensor) -> Tensor:
-        """(N, z, t, h, w) -> (N, 3, T, H, W), not clamped"""
+    def decode_video(self, latents: Tensor, *, single: bool = True) -> Tensor:
+        """(N, z, t, h, w) -> (N, 3, T, H, W), not clamped.
+
+        With `single` a tile of one latent frame gives one picture, as in the published program (the last tile of a
+        longer clip too); without, as many as any latent frame.
+        """
+
+        def run(tile: Tensor) -> Tensor:
+            out: Tensor = self.decoder(tile)
+            return out[:, :, :1] if single and tile.shape[2] == 1 else out
+
         if self.tiling is None:
-            out: Tensor = self.decoder(latents)
-            return out
+            return run(latents)
         video = [n * p for n, p in zip(latents.shape[2:], self.config.patch, strict=True)]
         sizes = self._tile(torch.Size([0, 0, *video]), self.config.patch)
         patches = [n // p for n, p in zip(sizes, self.config.patch, strict=True)]
-        return tiled(self.decoder, latents, patches, sizes, self.tiling.overlap, against_blended=False)
+        return tiled(run, latents, patches, sizes, self.tiling.overlap, against_blended=False)
 
     def encode(self, pictures: Tensor) -> Tensor:
         """(N, H, W, 3) uint8 -> latents (F, C, H, W) as the transformer knows them."""
@@ -217,8 +225,8 @@ class MagiVAE(nn.Module):
         return self.encode_mean(video.permute(3, 0, 1, 2)[None])[0].transpose(0, 1) * LATENT_SCALE
 
     def decode(self, latents: Tensor, conditioning: Conditioning, state: State) -> tuple[Tensor, State]:
-        """(F, C, H, W) -> (N, H, W, 3) uint8; there is no state."""
-        video = self.decode_video(latents.to(self._dtype).transpose(0, 1)[None] / LATENT_SCALE)[0]
+        """(F, C, H, W) -> (4 F, H, W, 3) uint8; there is no state."""
+        video = self.decode_video(latents.to(self._dtype).transpose(0, 1)[None] / LATENT_SCALE, single=False)[0]
         return to_pictures(video), None
 
     @property

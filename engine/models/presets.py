@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from engine.models import BlockModel
 
 Part = Literal["transformer", "lora", "text_encoder", "tokenizer", "decoder", "tiny_decoder", "image_encoder"]
-Recache = Literal["blocks", "joint", "joint-keep-sink"]
+Recache = Literal["blocks", "joint", "joint-keep-sink", "none"]
 
 
 class UnknownModel(ValueError):
@@ -116,7 +116,7 @@ class Preset:
 
     def recache_room(self, held: int) -> int:
         """Latent frames kept beside the `held` ones while the past is computed again: the old ones stay until it is."""
-        return self.frames_per_block if self.recache == "blocks" else held
+        return self.frames_per_block if self.recache in ("blocks", "none") else held
 
 
 @dataclass(frozen=True)
@@ -324,6 +324,7 @@ def _magi(name: str, about: str, folder: str, architecture: str, plan: Plan, fil
             File("text_encoder", MAGI_REPOSITORY, "ckpt/t5/t5-v1_1-xxl/*", 19_050_000_000),
         ),
         licence="Apache-2.0",
+        recache="none",
         note="also needs special_tokens.npz of the MAGI-1 source repository, in the repository's folder",
     )
 
