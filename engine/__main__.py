@@ -33,7 +33,6 @@ STEP_ASIDE = 5  # niceness that computing adds where the process came with one a
 
 
 def main() -> int:
-    faulthandler.enable()
     try:
         config = EngineConfig.read(sys.argv[1:], os.environ)
         sock = socket.socket(fileno=config.fd)
@@ -44,6 +43,7 @@ def main() -> int:
     logging.basicConfig(
         level=config.log_level.upper(), format="engine %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
+    faulthandler.enable()
     sys.setswitchinterval(SWITCH_S)
     return serve(config, sock)
 

@@ -6,12 +6,15 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from engine.__main__ import serve
+from engine.config import EngineConfig
 from engine.protocol import Command, Event, Framer, Hello, Open, PromptChange, WorldSpec, decode_event, frame
 from tests.toy_preset import install
 
@@ -20,36 +23,18 @@ ROOT = Path(__file__).parents[1]
 PATIENCE_S = 60.0  # with a machine that does other things; no test passes or fails by it
 
 
-class EngineProcess:
-    """`python -m engine` with the toy installed; every event it sends is kept with its time of arrival."""
+class EngineEnd:
+    """The server's end of a link; every event is kept with its time of arrival."""
 
-    def __init__(self, folder: Path, *arguments: str, model: str = "toy") -> None:
-        if not (folder / "toy_model-0.0.0.dist-info").exists():
-            install(folder)
-        self.sock, theirs = socket.socketpair()
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("INFERIX_")}
-        environ |= {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-        self.log = folder / f"engine-{time.monotonic_ns()}.log"
-        command = [sys.executable, "-m", "engine", "--fd", str(theirs.fileno()), "--model", model, *arguments]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], env=environ, cwd=ROOT, stdout=log, stderr=log
-            )
-        theirs.close()
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
         self.sock.settimeout(PATIENCE_S)
         self.events: list[tuple[float, Event]] = []
         self._framer = Framer()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.sock.close()
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
+    def said(self) -> str:
+        """What the engine wrote into its log."""
+        return ""
 
     def send(self, *commands: Command) -> None:
         self.sock.sendall(b"".join(map(frame, commands)))
@@ -70,7 +55,7 @@ class EngineProcess:
                     return event
             at = len(self.events)
             if not self._read():
-                raise EOFError(f"the engine ended before a {kind.__name__} came; it said:\n{self.log.read_text()}")
+                raise EOFError(f"the engine ended before a {kind.__name__} came; it said:\n{self.said()}")
 
     def read_for(self, seconds: float) -> None:
         """Read whatever comes for a while."""
@@ -84,11 +69,10 @@ class EngineProcess:
                 break
         self.sock.settimeout(PATIENCE_S)
 
-    def read_to_end(self) -> int:
-        """Read until the engine closes the link; its exit code."""
+    def drain(self) -> None:
+        """Read until the engine closes the link."""
         while self._read():
             pass
-        return self.process.wait(PATIENCE_S)
 
     def of(self, kind: type[E], where: Callable[[E], bool] = lambda event: True) -> list[E]:
         return [event for _, event in self.events if isinstance(event, kind) and where(event)]
@@ -104,3 +88,58 @@ class EngineProcess:
         now_s = time.monotonic()
         self.events += [(now_s, decode_event(body)) for body in self._framer.feed(data)]
         return bool(data)
+
+
+class EngineProcess(EngineEnd):
+    """`python -m engine` with the toy installed."""
+
+    def __init__(self, folder: Path, *arguments: str, model: str = "toy") -> None:
+        install(folder)
+        ours, theirs = socket.socketpair()
+        super().__init__(ours)
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("INFERIX_")}
+        environ |= {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+        self.log = folder / "engine.log"
+        command = [sys.executable, "-m", "engine", "--fd", str(theirs.fileno()), "--model", model, *arguments]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], env=environ, cwd=ROOT, stdout=log, stderr=log
+            )
+        theirs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.sock.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def ended(self) -> int:
+        """The exit code, once the engine has closed the link."""
+        self.drain()
+        return self.process.wait(PATIENCE_S)
+
+
+class EngineThread(EngineEnd):
+    """The same without its process: `serve` in a thread, for how it ends."""
+
+    def __init__(self, *, models: tuple[str, ...] = ("toy",)) -> None:
+        ours, theirs = socket.socketpair()
+        super().__init__(ours)
+        config = EngineConfig(theirs.fileno(), models, nice=0, warm_up=False)
+        self._code: list[int] = []
+        self._thread = threading.Thread(target=lambda: self._code.append(serve(config, theirs)), name="engine")
+        self._thread.start()
+
+    def ended(self) -> int:
+        """What the process would have ended with."""
+        self._thread.join(PATIENCE_S)
+        self.sock.close()
+        return self._code[0]

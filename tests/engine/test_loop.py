@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ import av
 import numpy as np
 import pytest
 
+from engine.__main__ import main
 from engine.journal import load
+from engine.models import presets
 from engine.protocol import (
     ActionState,
     BlockDone,
     Close,
     Encode,
+    Log,
     Opened,
     Packet,
     Pause,
@@ -38,7 +42,8 @@ from engine.protocol import (
     WantProfile,
     WorldChanged,
 )
-from tests.engine_process import EngineProcess
+from tests import toy_preset
+from tests.engine_process import EngineProcess, EngineThread
 
 PERIOD_MS, PICTURE_MS, BLOCK = 500, 125, 4
 
@@ -321,36 +326,69 @@ def test_the_journal_holds_what_happened(engine: EngineProcess, world: str) -> N
 # ---------------------------------------------------------------------------------------------- how it ends
 
 
-def test_every_way_to_end(tmp_path: Path) -> None:
-    """Shutdown and a server that goes away end it with 0, junk with 3 and a log line, a SIGKILL at once."""
-    with (
-        EngineProcess(tmp_path) as told,
-        EngineProcess(tmp_path) as left,
-        EngineProcess(tmp_path) as confused,
-        EngineProcess(tmp_path) as killed,
-        EngineProcess(tmp_path, model="nothing") as wrong,
-    ):
-        for engine in (told, left, confused, killed):
-            engine.greeting()
-            engine.open("w", prompt="slow" if engine is left else "a")
-            engine.wait_for(Opened)
-        told.send(Shutdown())
-        assert told.read_to_end() == 0
-        last = told.of(WorldChanged)[-1]
-        assert (last.state, last.reason) == ("ended", "the engine stops")
-        left.sock.close()
-        assert left.process.wait(60) == 0
-        assert "the engine ends" in left.log.read_text()
-        confused.sock.sendall(b"\0\0\0\x09not a msg")
-        assert confused.read_to_end() == 3
-        assert "no protocol of ours" in confused.log.read_text()
-        os.kill(killed.process.pid, signal.SIGKILL)
-        assert killed.read_to_end() == -signal.SIGKILL
-        assert wrong.read_to_end() == 4
-        assert "'nothing'" in wrong.log.read_text()
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(presets.PRESETS, "toy", toy_preset.PRESET)
 
 
-def test_an_engine_that_was_stopped_for_a_while_goes_on_without_a_burst(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("toy")
+def test_told_to_shut_down_it_ends_its_worlds_and_itself() -> None:
+    threads = threading.active_count()
+    engine = EngineThread()
+    engine.open("w")
+    engine.wait_for(Packet)
+    engine.send(Shutdown())
+    engine.drain()
+    assert engine.ended() == 0
+    last = engine.of(WorldChanged)[-1]
+    assert (last.state, last.reason) == ("ended", "the engine stops")
+    assert threading.active_count() == threads, "who starts a thread ends it"
+
+
+@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize("prompt", ["a", "slow"])
+def test_a_server_that_goes_away_ends_it_even_in_the_middle_of_a_block(
+    prompt: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = EngineThread()
+    engine.open("w", prompt)
+    engine.wait_for(Opened)
+    with caplog.at_level("INFO"):
+        engine.sock.close()
+        assert engine.ended() == 0
+    assert "the engine ends" in caplog.text
+
+
+@pytest.mark.usefixtures("toy")
+def test_malformed_bytes_end_it_with_a_clear_line(caplog: pytest.LogCaptureFixture) -> None:
+    engine = EngineThread()
+    engine.greeting()
+    engine.sock.sendall(b"\0\0\0\x09not a msg")
+    engine.drain()
+    assert engine.ended() == 3
+    assert "no protocol of ours" in caplog.text
+
+
+def test_a_model_that_cannot_be_loaded_is_named_and_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+    engine = EngineThread(models=("nothing",))
+    engine.drain()
+    assert engine.ended() == 4
+    assert "'nothing'" in engine.of(Log)[0].text and "'nothing'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--nice", "99"], "nice: expected 0 to 19, got 99"), (["--fd", "987"], "Bad file descriptor")],
+)
+def test_wrong_settings_stop_the_start_and_are_named(
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["engine", "--fd", "0", *arguments])
+    assert main() == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_process_that_was_stopped_goes_on_without_a_burst_and_one_that_is_killed_is_noticed(tmp_path: Path) -> None:
     with EngineProcess(tmp_path) as engine:
         engine.greeting()
         engine.open("w")
@@ -365,9 +403,5 @@ def test_an_engine_that_was_stopped_for_a_while_goes_on_without_a_burst(tmp_path
         stalled = engine.wait_for(Packet, after=mark)
         before = packets[packets.index(stalled) - 1]
         assert stalled.pts - before.pts > 90_000, "the clock has moved on"
-
-
-def test_wrong_settings_stop_the_start_and_are_named(tmp_path: Path) -> None:
-    with EngineProcess(tmp_path, "--nice", "99") as engine:
-        assert engine.read_to_end() == 2
-        assert "nice: expected 0 to 19, got 99" in engine.log.read_text()
+        os.kill(engine.process.pid, signal.SIGKILL)
+        assert engine.ended() == -signal.SIGKILL
