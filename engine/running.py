@@ -16,7 +16,6 @@ from statistics import median
 
 import torch
 
-from engine.beginning import begin
 from engine.generator import Block
 from engine.journal import Change, Journal, Opening
 from engine.loader import Plan, SpecError
@@ -24,6 +23,7 @@ from engine.profiler import active, gauge, span
 from engine.protocol import SignalApplied, Stats, Steer, WorldSpec
 from engine.screen import Figures
 from engine.signals import check_action
+from engine.start import begin
 from engine.world import World
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -54,7 +54,7 @@ class Running:
         path = journal_dir / f"{id}.jsonl" if journal_dir else None
         with ExitStack() as undo:
             undo.callback(world.close)
-            given = deque(begin(plan, world))
+            given = deque(begin(plan.loaded.generator, world))
             journal = Journal(Opening(plan.spec, plan.loaded.digest), path)
             undo.pop_all()
         return cls(id, plan, world, journal, given=given)

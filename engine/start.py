@@ -33,19 +33,25 @@ class StartError(ValueError):
     """A world cannot begin from this file; the message says what was expected and what was got."""
 
 
-def begin(generator: Generator, world: World, path: Path) -> list[Block]:
-    """Let a world that has no block yet begin from a file; its first blocks, to be decoded like any others."""
-    encoder, geometry = world.model.encoder, world.model.geometry
+@torch.inference_mode()
+def begin(generator: Generator, world: World) -> list[Block]:
+    """Let a newly opened world begin from the file its spec names; its first blocks, to be decoded like any others.
+
+    Without such a file there are none. Raises StartError.
+    """
+    path, encoder, geometry = world.spec.start_picture, world.model.encoder, world.model.geometry
+    if path is None:
+        return []
     if encoder is None:
-        raise StartError(f"start: {world.model.name} cannot begin from a picture")
-    pictures = read_pictures(path, geometry)
+        raise StartError(f"start_picture: {world.model.name} cannot start from a picture, got {path!r}")
+    pictures = read_pictures(Path(path), geometry)
     return generator.prefill(world, encoder.encode(filled(pictures, geometry)))
 
 
 def read_pictures(path: Path, geometry: Geometry) -> Tensor:
     """The pictures of a file at the model's size and rate: (N, H, W, 3) uint8, at least one. Raises StartError."""
     if not path.is_file():
-        raise StartError(f"start: expected a picture or a video, there is no file {path}")
+        raise StartError(f"start_picture: expected a file, got {str(path)!r}")
     most = max(1, int(MAX_START_S * geometry.fps))
     found: list[NDArray[np.uint8]] = []
     try:
@@ -54,9 +60,9 @@ def read_pictures(path: Path, geometry: Geometry) -> Tensor:
             if len(found) == most:
                 break
     except FFmpegError as error:
-        raise StartError(f"start: expected a picture or a video, cannot read {path}: {error.strerror}") from error
+        raise StartError(f"start_picture: {path} cannot be read as a picture or clip: {error.strerror}") from error
     if not found:
-        raise StartError(f"start: expected a picture or a video, {path} has no pictures")
+        raise StartError(f"start_picture: expected a picture or a video, {path} has no pictures")
     return torch.from_numpy(np.stack(found))
 
 
@@ -89,12 +95,14 @@ def _sampled(path: Path, geometry: Geometry) -> Iterator[NDArray[np.uint8]]:
 
 def _stream(container: av.container.InputContainer, path: Path) -> av.VideoStream:
     if container.format.name not in FORMATS:
-        raise StartError(f"start: expected a PNG, JPEG, WebP, GIF, MP4, MOV or WebM, got {container.format.name}")
+        raise StartError(
+            f"start_picture: expected a PNG, JPEG, WebP, GIF, MP4, MOV or WebM, got {container.format.name}"
+        )
     if not container.streams.video:
-        raise StartError(f"start: expected a picture or a video, {path} has none")
+        raise StartError(f"start_picture: expected a picture or a video, {path} has none")
     stream = container.streams.video[0]
     if stream.width * stream.height > MAX_PIXELS:
-        raise StartError(f"start: expected at most {MAX_PIXELS} pixels, got {stream.width}x{stream.height}")
+        raise StartError(f"start_picture: expected at most {MAX_PIXELS} pixels, got {stream.width}x{stream.height}")
     return stream
 
 

@@ -6,6 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import av
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from engine import start
 from engine.movie import Movie, write_png
 from engine.start import StartError, begin, filled, read_pictures
+from engine.world import World
 from tests.small_wan import small_model, small_preset, small_world
 
 PRESET = small_preset("window=6 sink=1", 2)
@@ -26,6 +28,11 @@ def striped(width: int, height: int) -> NDArray[np.uint8]:
     for i in range(3):
         picture[:, i * width // 3 : (i + 1) * width // 3, i] = 255
     return picture
+
+
+def starting(world: World, path: Path) -> World:
+    world.spec = msgspec.structs.replace(world.spec, start_picture=str(path))
+    return world
 
 
 def write_clip(path: Path, pictures: int, fps: int) -> None:
@@ -68,7 +75,7 @@ def test_a_world_goes_on_from_the_latents_of_its_start(tmp_path: Path) -> None:
     model = small_model(PRESET)
     write_clip(tmp_path / "a.mp4", 13, 16)
     generator, world = small_world(PRESET, model)
-    blocks = begin(generator, world, tmp_path / "a.mp4")
+    blocks = begin(generator, starting(world, tmp_path / "a.mp4"))
     assert [len(block.latents) for block in blocks] == [2, 2] and world.start == 4
     assert world.caches[0].held == [0, 1, 2, 3]
     after = generator.next_block(world)
@@ -83,7 +90,7 @@ def test_a_model_whose_first_block_has_one_frame_starts_from_one_picture(tmp_pat
     preset = small_preset("full", 2, first_block_frames=1)
     write_png(tmp_path / "a.png", striped(64, 64))
     generator, world = small_world(preset, small_model(preset))
-    (block,) = begin(generator, world, tmp_path / "a.png")
+    (block,) = begin(generator, starting(world, tmp_path / "a.png"))
     assert len(block.latents) == 1 and world.start == 1
 
 
@@ -98,11 +105,11 @@ def test_what_is_no_picture_is_refused_by_name(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "list.m3u8").write_text(playlist)
     (tmp_path / "list.mp4").write_text(f"ffconcat version 1.0\nfile {secret}\n")
     for name in ("nothing.png", "text.png", "cut.png", "list.m3u8", "list.mp4"):
-        with pytest.raises(StartError, match="start: expected"):
-            begin(generator, world, tmp_path / name)
+        with pytest.raises(StartError, match="start_picture: "):
+            begin(generator, starting(world, tmp_path / name))
     monkeypatch.setattr(start, "MAX_PIXELS", 1000)
     with pytest.raises(StartError, match="expected at most 1000 pixels, got 64x64"):
-        begin(generator, world, tmp_path / "a.png")
+        begin(generator, starting(world, tmp_path / "a.png"))
     assert world.start == 0 and not world.caches[0].held
 
 
@@ -120,5 +127,5 @@ def test_a_model_without_an_encoder_says_so(tmp_path: Path) -> None:
     model = small_model(PRESET)
     model.encoder = None
     generator, world = small_world(PRESET, model)
-    with pytest.raises(StartError, match="small-wan cannot begin from a picture"):
-        begin(generator, world, tmp_path / "a.png")
+    with pytest.raises(StartError, match="small-wan cannot start from a picture"):
+        begin(generator, starting(world, tmp_path / "a.png"))
