@@ -26,6 +26,7 @@ def export(run: Path, weights: Path) -> dict[str, int]:
     if newest.stem == "memory":  # the transformer has not been trained: let it add nothing
         network.out.weight.data.zero_()
         network.out.bias.data.zero_()
+        network.variance.fill_(1e-4)
     weights.mkdir(parents=True, exist_ok=True)
     written = {}
     for module, name in ((network, "world"), (load_decoder(run / "decoder.pt"), "decoder")):

@@ -16,12 +16,12 @@ from numba import njit
 from engine.models.tiny.planet import CLOUD_PERIOD, HEIGHT, PRECIPITATION_COLOUR, WIDTH
 from engine.training import lighting as light
 from engine.training.painting import Planet, paint_planet
+from engine.training.shading import CLOUD, FAR, GROUND, MID, NEAR, SKY, TURN, ambient, grey, haze, put, unit
+from engine.training.subjects import draw_balloon, draw_birds, draw_boat, draw_car, draw_walker
 
 Array = npt.NDArray[np.float32]
 Planes = npt.NDArray[np.uint8]
 
-FRONT, GROUND, NEAR, BOAT, MID, FAR, CLOUD, SKY = range(8)
-TURN = 2 * math.pi
 HORIZON = 84.0
 SUN_X, MOON_X = 180.0, 76.0
 RAIN_PERIOD = SNOW_PERIOD = 72.0
@@ -82,59 +82,6 @@ def draw_subject(frame: Frame, vector: Array, camera: float, clock: float, facin
         draw_balloon(frame.base, frame.planes, vector, clock)
     if vector[light.BIRDS] > 0:
         draw_birds(frame.base, frame.planes, vector, clock, facing)
-
-
-@njit(inline="always")
-def unit(x):  # type: ignore[no-untyped-def]
-    return 0.0 if x < 0.0 else (1.0 if x > 1.0 else x)
-
-
-@njit(inline="always")
-def segment(px, py, ax, ay, bx, by):  # type: ignore[no-untyped-def]
-    """Distance of a point to the segment a-b."""
-    dx, dy = bx - ax, by - ay
-    q = unit(((px - ax) * dx + (py - ay) * dy) / (dx * dx + dy * dy + 1e-6))
-    return math.sqrt((px - ax - q * dx) ** 2 + (py - ay - q * dy) ** 2)
-
-
-@njit(inline="always")
-def put(out, y, x, r, g, b, a):  # type: ignore[no-untyped-def]
-    out[y, x, 0] += (r - out[y, x, 0]) * a
-    out[y, x, 1] += (g - out[y, x, 1]) * a
-    out[y, x, 2] += (b - out[y, x, 2]) * a
-
-
-@njit(inline="always")
-def stamp(out, planes, y, x, r, g, b, a):  # type: ignore[no-untyped-def]
-    """Paints a pixel of a subject, which owns the pixel once it covers half of it."""
-    if a > 0:
-        put(out, y, x, r, g, b, a)
-        if a > 0.5:
-            planes[y, x] = FRONT
-
-
-@njit(inline="always")
-def ambient(state):  # type: ignore[no-untyped-def]
-    dim = 1 - state[light.DIM] * 0.75
-    return state[light.AMBIENT] * dim, state[light.AMBIENT + 1] * dim, state[light.AMBIENT + 2] * dim
-
-
-@njit(inline="always")
-def grey(r, g, b, share, dim):  # type: ignore[no-untyped-def]
-    """A colour drained by overcast (`share`) and dimmed."""
-    level = 0.30 * r + 0.59 * g + 0.11 * b
-    keep = 1 - share
-    return (
-        (r * keep + level * 0.88 * share) * dim,
-        (g * keep + level * 0.92 * share) * dim,
-        (b * keep + level * share) * dim,
-    )
-
-
-@njit(inline="always")
-def haze(state):  # type: ignore[no-untyped-def]
-    low = light.SKY_LOW
-    return grey(state[low], state[low + 1], state[low + 2], state[light.OVERCAST] * 0.8, 1 - state[light.DIM] * 0.75)
 
 
 @njit(cache=True, fastmath=True)
@@ -256,35 +203,6 @@ def draw_sea(out, planes, state, camera, clock):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, fastmath=True)
-def draw_boat(out, planes, state, clock, facing):  # type: ignore[no-untyped-def]
-    ar, ag, ab = ambient(state)
-    cx, cy, roll = 112.0, 96.0 + 1.6 * math.sin(TURN * clock / 2.0), 0.06 * math.sin(TURN * clock / 2.0 + 0.8)
-    for y in range(int(cy - 44), int(cy + 10)):
-        for x in range(int(cx - 26), int(cx + 26)):
-            qx, qy = (x - cx) * facing / 0.95, (y - cy) / 0.95
-            px, py = qx + qy * roll, qy - qx * roll
-            hull = unit(20.5 - 6.0 * ((py + 3.0) / 8.0) ** 2 - abs(px + 0.6)) if -3 < py < 5 else 0.0
-            mast = unit(1.0 - abs(px)) if -40 < py <= -3 else 0.0
-            main = unit(min(px - 0.7, 2.0 + 16.0 * (py + 39) / 34.0 - px)) if -40 < py < -5 else 0.0
-            jib = unit(min(-px - 0.7, px + 2.0 + 11.0 * (py + 33) / 28.0)) if -33 < py < -5 else 0.0
-            top = py < -1
-            put(
-                out,
-                y,
-                x,
-                (0.92 if top else 0.62) * ar,
-                (0.90 if top else 0.20) * ag,
-                (0.86 if top else 0.18) * ab,
-                hull,
-            )
-            put(out, y, x, 0.30 * ar, 0.22 * ag, 0.18 * ab, mast)
-            put(out, y, x, 0.98 * ar, 0.96 * ag, 0.92 * ab, main)
-            put(out, y, x, 0.95 * ar, 0.55 * ag, 0.30 * ab, jib)
-            if max(hull, mast, main, jib) > 0.5:
-                planes[y, x] = BOAT
-
-
-@njit(cache=True, fastmath=True)
 def draw_layer(out, planes, state, texture, index, camera):  # type: ignore[no-untyped-def]
     ar, ag, ab = ambient(state)
     hr, hg, hb = haze(state)
@@ -313,91 +231,6 @@ def draw_layer(out, planes, state, texture, index, camera):  # type: ignore[no-u
                 out[y, x, 2] = out[y, x, 2] * (1 - a) + b
                 if a > 0.5:
                     planes[y, x] = (FAR, MID, NEAR, GROUND)[index]
-
-
-@njit(cache=True, fastmath=True)
-def draw_car(out, planes, state, facing):  # type: ignore[no-untyped-def]
-    ar, ag, ab = ambient(state)
-    hr, hg, hb = haze(state)
-    lamps, cx, cy = state[light.LAMPS], 106.0, 133.0
-    for y in range(110, 141):
-        for x in range(int(cx - 44), int(cx + 44)):
-            px, py = (x - cx) * facing, y - cy
-            if lamps > 0.2 and 17 < px < 41 and py > -7:
-                q = (px - 17) / 24.0
-                beam = unit(1 - abs(py + 2 - 2 * q) / (1.6 + 5 * q)) * (1 - q) * 0.6 * lamps
-                stamp(out, planes, y, x, 1.0, 0.93, 0.65, beam)
-            body = max(abs(px) - 18.5, abs(py + 4.0) - 4.0)
-            cabin = max(abs(px + 1.5) - (7.5 + 4.5 * (py + 14.5) / 7.0), abs(py + 11.0) - 3.8)
-            stamp(out, planes, y, x, 0.88 * ar, 0.20 * ag, 0.16 * ab, unit(0.5 - min(body, cabin)))
-            if py < -7.8 and abs(px + 1.5) > 0.8:
-                glass = unit(-1.1 - cabin)
-                stamp(out, planes, y, x, 0.6 * ar + 0.2 * hr, 0.75 * ag + 0.2 * hg, 0.85 * ab + 0.2 * hb, glass)
-            for wheel in (-11.0, 11.0):
-                d = math.sqrt((px - wheel) ** 2 + (py - 0.6) ** 2)
-                stamp(out, planes, y, x, 0.08 * ar, 0.08 * ag, 0.09 * ab, unit(4.7 - d))
-                stamp(out, planes, y, x, 0.75 * ar, 0.75 * ag, 0.75 * ab, unit(2.4 - d))
-
-
-@njit(cache=True, fastmath=True)
-def draw_walker(out, planes, state, camera, facing):  # type: ignore[no-untyped-def]
-    """A hiker whose stride follows the ground: one cycle in 64 pixels."""
-    ar, ag, ab = ambient(state)
-    phase, cx, scale = TURN * camera / 64.0, 106.0, 1.25
-    stride, bob = math.sin(phase), -abs(math.cos(phase))
-    for y in range(84, 142):
-        for x in range(int(cx - 22), int(cx + 22)):
-            px, py = (x - cx) * facing / scale, (y - 137.0 - bob) / scale
-            legs = min(segment(px, py, 0.0, -14.0, 6.5 * stride, 0.0), segment(px, py, 0.0, -14.0, -6.5 * stride, 0.0))
-            arms = min(segment(px, py, 0.4, -23, -5.5 * stride, -14), segment(px, py, 0.4, -23, 5.5 * stride, -14))
-            head = math.sqrt((px - 0.8) ** 2 + (py + 31.0) ** 2)
-            stamp(out, planes, y, x, 0.16 * ar, 0.18 * ag, 0.34 * ab, unit(2.5 - legs))
-            stamp(out, planes, y, x, 0.90 * ar, 0.30 * ag, 0.20 * ab, unit(4.2 - segment(px, py, 0, -15, 0.5, -24)))
-            stamp(out, planes, y, x, 0.72 * ar, 0.22 * ag, 0.18 * ab, unit(1.9 - arms))
-            stamp(out, planes, y, x, 0.95 * ar, 0.76 * ag, 0.62 * ab, unit(4.1 - head))
-            stamp(out, planes, y, x, 0.22 * ar, 0.3 * ag, 0.55 * ab, unit(2.2 - segment(px, py, -2.2, -34, 4.4, -33.4)))
-
-
-@njit(cache=True, fastmath=True)
-def draw_balloon(out, planes, state, clock):  # type: ignore[no-untyped-def]
-    ar, ag, ab = ambient(state)
-    cx, cy = 84.0, 42.0 + 3 * math.sin(TURN * clock / 8.0)
-    for y in range(int(cy - 24), int(cy + 40)):
-        for x in range(int(cx - 24), int(cx + 24)):
-            px, py = (x - cx) / 0.95, (y - cy) / 0.95
-            radius = 19.0 - max(0.0, py) * 0.40
-            if py < 21:
-                a = unit(0.5 + radius - math.sqrt(px * px + (py * 0.92) ** 2))
-                stripe = int((math.asin(max(-1.0, min(1.0, px / (radius + 0.01)))) + 1.5708) / 0.52) % 2
-                if stripe == 0:
-                    stamp(out, planes, y, x, 0.90 * ar, 0.28 * ag, 0.22 * ab, a)
-                else:
-                    stamp(out, planes, y, x, 0.98 * ar, 0.84 * ag, 0.48 * ab, a)
-            if 15 <= py < 28 and abs(abs(px) - 3.6) < 0.6:
-                stamp(out, planes, y, x, 0.3 * ar, 0.25 * ag, 0.2 * ab, 0.8)
-            basket = unit(0.5 - max(abs(px) - 4.2, abs(py - 30.0) - 3.0))
-            stamp(out, planes, y, x, 0.45 * ar, 0.30 * ag, 0.18 * ab, basket)
-
-
-@njit(cache=True, fastmath=True)
-def draw_birds(out, planes, state, clock, facing):  # type: ignore[no-untyped-def]
-    ar, ag, ab = ambient(state)
-    pale = state[light.DIM] > 0.2 or state[light.STARS] > 0.5
-    for i in range(5):
-        rank = (i + 1) // 2
-        side = rank * 9.0 if i % 2 == 0 else -rank * 7.0
-        cx, cy = 140.0 - facing * rank * 17.0, 44.0 + side + 2.0 * math.sin(TURN * clock / 4.0 + i)
-        flap = math.sin(TURN * clock + i * 1.1)
-        for y in range(int(cy - 13), int(cy + 13)):
-            for x in range(int(cx - 14), int(cx + 14)):
-                px, py = abs(x - cx), y - cy
-                inner = segment(px, py, 0.0, 0.0, 5.5, -3.4 * flap) - 1.4
-                outer = segment(px, py, 5.5, -3.4 * flap, 11.5, -1.8 * flap + 1.5) - 1.0
-                a = unit(0.5 - min(inner, outer))
-                if pale:
-                    stamp(out, planes, y, x, 0.95 * ar + 0.05, 0.95 * ag + 0.05, 0.95 * ab + 0.05, a)
-                else:
-                    stamp(out, planes, y, x, 0.14, 0.15, 0.20, a)
 
 
 @njit(cache=True, fastmath=True)
