@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -28,6 +30,7 @@ from engine.models.presets import LoadOptions, Preset
 from engine.profiler import boundary, gauge, span
 from engine.protocol import ActionState, PromptChange, WorldSpec
 from engine.signals import SignalError, check_action
+from engine.start import begin
 from engine.usage import rss_bytes
 from engine.world import World
 
@@ -45,6 +48,7 @@ class Request:
     actions: tuple[tuple[float, ActionState], ...] = ()
     kv: str = ""
     steps: int | None = None
+    start: Path | None = None  # a picture or a clip that the world begins with
     load: LoadOptions = field(default_factory=LoadOptions)
 
     def check(self) -> None:
@@ -70,7 +74,7 @@ class Rollout:
     """One world from its first block to its last. Iterate once; closing it gives everything back."""
 
     def __init__(self, request: Request, model: BlockModel, preset: Preset) -> None:
-        """Raises SignalError, PolicyError, RecipeError or CacheFull: nothing has been computed by then."""
+        """Raises SignalError, PolicyError, RecipeError, CacheFull or StartError: no block has been made by then."""
         request.check()
         self.request, self.model, self.preset = request, model, preset
         g = model.geometry
@@ -80,11 +84,15 @@ class Rollout:
         attention = choose(request.load.attention, model.device, model.dtype)
         frames = g.frames_per_block * (2 + math.ceil(request.seconds / g.block_s))
         caches = recipe.caches(model, preset, rule, sampler, frames, attention.attend)
-        spec = WorldSpec(request.model, request.prompts, request.seed, kv=str(rule), steps=request.steps)
+        start = str(request.start) if request.start else None
+        spec = WorldSpec(
+            request.model, request.prompts, request.seed, kv=str(rule), steps=request.steps, start_picture=start
+        )
         self.world = World(spec, model, sampler, caches)
         for _, state in request.actions:
             check_action(state, model.action_keys, model.action_values)
         self.generator: Generator = recipe.generator(model, preset)
+        self._given = deque(begin(self.generator, self.world))  # blocks that the world began with, to be shown first
         self._decoding = ThreadPoolExecutor(1, thread_name_prefix="decode")
 
     @classmethod
@@ -106,7 +114,8 @@ class Rollout:
         """Every block in order; the last one is cut to the length asked for."""
         left, waiting = self.total_pictures, None
         while left > 0:
-            begun = self._begin() if self._pictures_begun() < self.total_pictures else None
+            more = bool(self._given) or self._pictures_begun() < self.total_pictures
+            begun = self._begin() if more else None
             if waiting is not None:
                 part = self._finish(waiting, left)
                 left -= len(part.pictures)
@@ -137,6 +146,9 @@ class Rollout:
 
     def _begin(self) -> tuple[Block, float, Future[Pictures]]:
         began = time.perf_counter()
+        if self._given:
+            block = self._given.popleft()
+            return block, began, self._decoding.submit(self._decode, block)
         self._act()
         with span("block", world=WORLD, block=self.world.block):
             block = self.generator.next_block(self.world)

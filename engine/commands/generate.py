@@ -33,6 +33,7 @@ from engine.recipe import RecipeError
 from engine.report import write_report, write_trace
 from engine.rollout import WORLD, Part, Request, Rollout, use_threads
 from engine.signals import SignalError
+from engine.start import StartError
 from engine.weights import WeightsError
 
 SHEET_PICTURES = 30
@@ -42,6 +43,7 @@ INTERRUPTED = 130
 
 Refusals = (
     SignalError,
+    StartError,
     PolicyError,
     CacheFull,
     RecipeError,
@@ -71,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="'2s: KEY,…'",
         help="keys held from a time on, until the next --hold; '5s:' lets go",
     )
+    parser.add_argument("--start", type=Path, metavar="FILE", help="a picture or a video that the world begins with")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of the video (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="denoising steps per block (default: the model's)")
@@ -109,7 +112,7 @@ def request_of(args: argparse.Namespace) -> Request:
     prompts = (PromptChange(0.0, args.prompt), *(parse_prompt(text) for text in args.at))
     actions = tuple(parse_hold(text) for text in args.hold)
     load = LoadOptions(device=args.device)
-    return Request(args.model, prompts, args.seconds, args.seed, actions, args.kv, args.steps, load)
+    return Request(args.model, prompts, args.seconds, args.seed, actions, args.kv, args.steps, args.start, load)
 
 
 _AT = re.compile(

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from engine import start
 from engine.movie import Movie, write_png
+from engine.protocol import PromptChange
+from engine.rollout import Request, Rollout
 from engine.start import StartError, begin, filled, read_pictures
 from engine.world import World
 from tests.small_wan import small_model, small_preset, small_world
@@ -129,3 +131,13 @@ def test_a_model_without_an_encoder_says_so(tmp_path: Path) -> None:
     generator, world = small_world(PRESET, model)
     with pytest.raises(StartError, match="small-wan cannot start from a picture"):
         begin(generator, starting(world, tmp_path / "a.png"))
+
+
+def test_a_roll_out_shows_its_start_first(tmp_path: Path) -> None:
+    write_clip(tmp_path / "a.mp4", 13, 16)
+    request = Request("small-wan", (PromptChange(0.0, "a"),), 2.0, start=tmp_path / "a.mp4")
+    with Rollout(request, small_model(PRESET), PRESET) as rollout:
+        parts = list(rollout)
+    assert [part.block.index for part in parts] == list(range(len(parts)))
+    assert sum(len(part.pictures) for part in parts) == 32
+    assert rollout.world.block == len(parts)
