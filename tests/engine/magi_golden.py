@@ -26,6 +26,7 @@ from engine.stages import Distilled, Guided, Plan
 from engine.staggered import StaggeredSampler
 from engine.world import World
 
+torch.set_num_threads(1)  # tensors this small only make threads wait for one another
 GOLDEN = Path(os.environ.get("INFERIX_GOLDEN_MAGI", "../shared/golden_magi"))
 
 

@@ -8,10 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from engine.branches import Branches, Call, Entry
+from engine.kvcache.cache import KVCache
+from engine.kvcache.policy import Policy
+from engine.kvcache.pool import PageFormat, PagePool
 from engine.kvcache.staggered import IsolatedContext, Span, StaggeredContext
 from engine.layers.attention import sdpa
-from engine.models import Context
+from engine.models import Context, Geometry, KVGeometry, LatentShape
 from engine.models.magi import MagiConditioning, MagiTransformer
+from engine.models.magi_model import MagiModel
+from engine.models.magi_vae import MagiVAE, MagiVAEConfig
+from engine.stages import Distilled
 from tests.engine.magi_golden import cases, distil, error, load_case, prompts, transformer
 
 pytestmark = pytest.mark.golden
@@ -113,39 +120,70 @@ def test_forward_and_every_intermediate_equal_the_reference(name: str) -> None:
     assert len(errors) > (20 if "inter.condition" in data else 0), sorted(errors)
 
 
+class Cached:
+    """Calls over the four blocks of a case, the past in a cache of ours."""
+
+    def __init__(self, case: dict[str, Any], data: dict[str, Tensor]) -> None:
+        self.case, self.data, self.width = case, data, case["chunk_width"]
+        self.model = transformer(case["config"], case["weights"])
+        self.texts = prompts(data["y"], data["xattn_mask"])
+        config = self.model.config
+        geometry = KVGeometry(config.layers, config.kv_heads, config.head_dim, case["tokens_per_chunk"] // self.width)
+        self.cache = KVCache(PagePool(PageFormat(geometry), 16), Policy(), self.width)
+
+    def __call__(self, x: Tensor, t: Tensor, first: int, end: int, *, write: bool = False) -> Tensor:
+        spans = [Span(a * self.width, b * self.width) for a, b in self.case["kv_range_in_chunks"][first:end]]
+        dropped = tuple(self.case["caption_dropout_mask"])
+        conditioning = MagiConditioning(self.texts[first], prompts=self.texts[first:end], dropped=dropped)
+        part = x[:, :, first * self.width : end * self.width].transpose(1, 2)
+        with self.cache.stage(first * self.width, self.width) as staged:
+            keep = staged if write else None
+            view = StaggeredContext(first * self.width, self.width, spans, sdpa, self.cache, keep)
+            out: Tensor = self.model(part, t[:, first:end], conditioning, view).transpose(1, 2)
+            if write:
+                staged.clean = True
+                staged.commit()
+        return out
+
+    def stored(self, after: str, blocks: int) -> dict[str, float]:
+        """What the cache holds of the first blocks, against the fixture."""
+        errors = {}
+        for layer in range(self.model.config.layers):
+            k, v = self.cache.between(layer, 0, blocks * self.width)
+            want = self.data[f"cache.{after}.layer{layer}"][: blocks * self.case["tokens_per_chunk"]]
+            errors[f"{after} layer {layer}"] = error(torch.cat([k, v], -1).flatten(0, 1), want)
+        return errors
+
+
 @pytest.mark.parametrize("name", cases("magi_kv_cache"))
 def test_reading_the_past_from_a_cache_changes_nothing(name: str) -> None:
     case, data = load_case("magi_kv_cache", name)
-    model, width = transformer(case["config"], case["weights"]), case["chunk_width"]
-    texts, ranges = prompts(data["y"], data["xattn_mask"]), case["kv_range_in_chunks"]
-    dropped = tuple(case["caption_dropout_mask"])
-    cached: dict[int, list[tuple[Tensor, Tensor]]] = {}
-
-    def read(layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-        k, v = (torch.cat(parts)[first:end].flatten(0, 1)[None] for parts in zip(*cached[layer], strict=True))
-        return k, v
-
-    def keep(layer: int, k: Tensor, v: Tensor) -> None:
-        cached.setdefault(layer, []).append((k, v))
-
-    def call(x: Tensor, t: Tensor, first: int, end: int, *, write: bool) -> Tensor:
-        spans = [Span(a * width, b * width) for a, b in ranges[first:end]]
-        view = StaggeredContext(first * width, width, spans, sdpa, read if first else None, keep if write else None)
-        conditioning = MagiConditioning(texts[first], prompts=texts[first:end], dropped=dropped)
-        part = x[:, :, first * width : end * width].transpose(1, 2)
-        return model(part, t[:, first:end], conditioning, view).transpose(1, 2)
-
-    def stored(chunks: int) -> dict[str, Tensor]:
-        return {
-            f"layer{layer}": torch.cat([torch.cat(pair, -1) for pair in parts[:chunks]]).flatten(0, 1)
-            for layer, parts in cached.items()
-        }
-
-    errors = {"full": error(call(data["x"], data["t"], 0, 4, write=False), data["out_full"])}
+    call = Cached(case, data)
+    errors = {"full": error(call(data["x"], data["t"], 0, 4), data["out_full"])}
     errors["a"] = error(call(data["x"], data["t"], 0, 1, write=True), data["out_step_a"])
-    errors |= {f"cache a {n}": error(c, data[f"cache.after_a.{n}"]) for n, c in stored(1).items()}
+    errors |= call.stored("after_a", 1)
     errors["b"] = error(call(data["x"], data["t"], 1, 4, write=True), data["out_step_b"])
-    rows = 2 * case["tokens_per_chunk"]
-    errors |= {f"cache b {n}": error(c, data[f"cache.after_b.{n}"][:rows]) for n, c in stored(2).items()}
-    errors["c"] = error(call(data["x_second"], data["t_second"], 2, 4, write=False), data["out_step_c"])
+    errors |= call.stored("after_b", 2)
+    errors["c"] = error(call(data["x_second"], data["t_second"], 2, 4), data["out_step_c"])
+    errors["d"] = error(nearly_clean(call, case, data), data["d.velocity"])
+    errors |= call.stored("after_d", 2)
     assert max(errors.values()) < TOLERANCE, errors
+
+
+def nearly_clean(call: Cached, case: dict[str, Any], data: dict[str, Tensor]) -> Tensor:
+    """Step d: the distilled rule over blocks 2 and 3, the older of them along a second time."""
+    rule, width = case["step_d"], case["chunk_width"]
+    blocks = torch.split(data["x_second"][0].transpose(0, 1), width)
+    reaches = [end - first for first, end in case["kv_range_in_chunks"]]
+    active = tuple(
+        Entry(i, blocks[i], float(data["t_second"][0, i]), call.texts[i], reaches[i]) for i in range(2, len(blocks))
+    )
+    latent = LatentShape(blocks[0].shape[1], *blocks[0].shape[2:])
+    geometry = Geometry(latent, call.cache.pool.format.geometry, width, 4, 8 * latent.width, 8 * latent.height, 24.0)
+    vae = MagiVAE(MagiVAEConfig(z_channels=latent.channels, width=256, depth=1, heads=2))
+    model = MagiModel("magi", geometry, call.model, lambda text: pytest.fail("no captions here"), vae, None)
+    branches = Branches(model, call.cache)
+    plan = Call(None, active, rule["num_steps"] / 2)
+    step = branches.distilled(plan, None, Distilled(nearly_clean=0.0, history=rule["prev_chunks_scale"]))
+    assert step.run == len(active) + 1
+    return torch.cat(step.velocities).transpose(0, 1)[None]
