@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from engine.__main__ import serve
 from engine.config import EngineConfig
@@ -130,10 +130,11 @@ class EngineProcess(EngineEnd):
 class EngineThread(EngineEnd):
     """The same without its process: `serve` in a thread, for how it ends."""
 
-    def __init__(self, *, models: tuple[str, ...] = ("toy",)) -> None:
+    def __init__(self, **settings: Any) -> None:
         ours, theirs = socket.socketpair()
         super().__init__(ours)
-        config = EngineConfig(theirs.fileno(), models, nice=0, warm_up=False)
+        every_day: dict[str, Any] = {"models": ("toy",), "nice": 0, "warm_up": False}
+        config = EngineConfig(theirs.fileno(), **(every_day | settings))
         self._code: list[int] = []
         self._thread = threading.Thread(target=lambda: self._code.append(serve(config, theirs)), name="engine")
         self._thread.start()

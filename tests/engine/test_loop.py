@@ -323,12 +323,32 @@ def test_the_journal_holds_what_happened(engine: EngineProcess, world: str) -> N
     assert [(c.id, c.block) for c in journal.changes] == [("j", applied.block)]
 
 
-# ---------------------------------------------------------------------------------------------- how it ends
+# ------------------------------------------------------------------------------------- how it is full, how it ends
 
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(presets.PRESETS, "toy", toy_preset.PRESET)
+
+
+@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize(
+    ("settings", "word"), [({"max_load": 1e-6}, "of the time"), ({"kv_budget_bytes": 1_500_000}, "KV budget")]
+)
+def test_a_world_that_would_spoil_the_others_is_refused_as_busy(settings: dict[str, Any], word: str) -> None:
+    engine = EngineThread(**settings)
+    engine.open("first")
+    engine.wait_for(BlockDone, lambda b: b.block == 1)
+    engine.open("second")
+    refused = engine.wait_for(Refused)
+    assert refused.world == "second" and refused.busy and refused.retry_after_s > 0 and word in refused.message
+    engine.send(Close("first"))
+    engine.wait_for(WorldChanged, lambda e: e.state == "ended")
+    engine.open("second")
+    engine.wait_for(Opened, lambda e: e.world == "second")
+    engine.send(Shutdown())
+    engine.drain()
+    assert engine.ended() == 0
 
 
 @pytest.mark.usefixtures("toy")
