@@ -16,6 +16,7 @@ from typing import Any
 ENVIRONMENT_PREFIX = "INFERIX_"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 ENCODERS = ("auto", "h264_nvenc", "h264_qsv", "h264_v4l2m2m", "libx264")
+DECODERS = ("full", "tiny")
 BYTE_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -35,6 +36,10 @@ class EngineConfig:
     max_load: float = 0.95  # seconds of computing per second that admission may promise
     encoder: str = "auto"  # for H.264; auto: the first hardware encoder that encodes a frame, else libx264
     journal_dir: Path | None = None  # where each world's journal is kept
+    weights_dir: Path | None = None  # where published checkpoints lie; None: ~/.cache/inferix
+    decoder: str = "full"  # of the models that have a tiny one as well
+    keep_text_encoder: bool = True  # False: it is read for each prompt and freed again
+    compile: bool = False  # the layers of the models that can be compiled
     profile: bool = True
     warm_up: bool = True  # make two blocks of each model before greeting: first pictures come sooner, costs are known
     log_level: str = "info"
@@ -52,6 +57,9 @@ class EngineConfig:
         _check("log_level", self.log_level, self.log_level in LOG_LEVELS, "one of " + ", ".join(LOG_LEVELS))
         folder = self.journal_dir
         _check("journal_dir", folder, folder is None or folder.is_dir(), "an existing folder")
+        folder = self.weights_dir
+        _check("weights_dir", folder, folder is None or folder.is_dir(), "an existing folder")
+        _check("decoder", self.decoder, self.decoder in DECODERS, "one of " + ", ".join(DECODERS))
 
     @classmethod
     def read(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> EngineConfig:
@@ -97,6 +105,10 @@ _CONVERTERS: dict[str, Callable[[str], Any]] = {
     "max_load": float,
     "encoder": str,
     "journal_dir": Path,
+    "weights_dir": Path,
+    "decoder": str,
+    "keep_text_encoder": parse_bool,
+    "compile": parse_bool,
     "profile": parse_bool,
     "warm_up": parse_bool,
     "log_level": str,
@@ -119,6 +131,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-load", help="seconds of computing per second that admission may promise")
     parser.add_argument("--encoder", help="for H.264: " + ", ".join(ENCODERS))
     parser.add_argument("--journal-dir", help="folder where each world's journal is kept")
+    parser.add_argument("--weights-dir", help="folder of published checkpoints (default: ~/.cache/inferix)")
+    parser.add_argument("--decoder", help="full or tiny, of the models that have both")
+    parser.add_argument("--keep-text-encoder", help="whether the text encoder stays in memory between prompts")
+    parser.add_argument("--compile", help="whether layers are compiled")
     parser.add_argument("--profile", help="whether to time the phases of each block")
     parser.add_argument("--warm-up", help="whether to make two blocks of each model before greeting")
     parser.add_argument("--log-level", help=", ".join(LOG_LEVELS))

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -94,7 +94,14 @@ def load(name: str, config: EngineConfig, pulse: Callable[[], None]) -> Loaded:
     """
     device = _device(config.device)
     preset = presets.find(name)
-    bare = presets.load(name, presets.LoadOptions(device=device))
+    options = presets.LoadOptions(
+        device=device,
+        folder=config.weights_dir,
+        decoder=cast(Literal["full", "tiny"], config.decoder),
+        keep_text_encoder=config.keep_text_encoder,
+        compile=config.compile,
+    )
+    bare = presets.load(name, options)
     attention = choose("auto", bare.device, bare.dtype)
     watched = Watched(bare, pulse)
     model = cast(BlockModel, watched)

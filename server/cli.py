@@ -27,7 +27,9 @@ COMMANDS: dict[str, Command] = {
         "make a video from prompts", "engine.commands.generate:add_arguments", "engine.commands.generate:run"
     ),
     "plan": Command("say what a model will need", "engine.commands.plan:add_arguments", "engine.commands.plan:run"),
-    "models": Command("list, pull and check models", "engine.models.cli:add_arguments", "engine.models.cli:run"),
+    "models": Command(
+        "list, pull and check models", "engine.commands.models:add_arguments", "engine.commands.models:run"
+    ),
     "eval": Command("measure the drift of videos", "engine.lvbench.cli:add_arguments", "engine.lvbench.cli:run"),
     "train": Command("train the shipped world", "engine.training.cli:add_arguments", "engine.training.cli:run"),
     "bench": Command("measure this machine", "engine.commands.bench:add_arguments", "engine.commands.bench:run"),
