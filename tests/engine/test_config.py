@@ -24,8 +24,8 @@ def test_sizes_are_read_with_units() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--decoder", "half"], ["decoder", "full, tiny", "half"]),
-        (["--weights-dir", "/nowhere"], ["weights_dir", "existing folder", "/nowhere"]),
+        (["--fd", "3", "--decoder", "half"], ["decoder", "full, tiny", "half"]),
+        (["--fd", "3", "--weights-dir", "/nowhere"], ["weights_dir", "existing folder", "/nowhere"]),
         ([], ["fd", "got none"]),
         (["--fd", "x"], ["fd", "'x'"]),
         (["--fd", "3", "--nice", "40"], ["nice", "0 to 19", "40"]),
