@@ -86,7 +86,7 @@ class ClassicMeasures:
 
     def _judge_picture(self, seen: "_Seen") -> None:
         grey = seen.grey.astype(np.float32)
-        self._clarity.add(seen.part, min(1.0, sharpness(seen.frame.luma) / NOISE_SHARPNESS))
+        self._clarity.add(seen.part, min(1.0, sharpness(seen.frame.luma()) / NOISE_SHARPNESS))
         self._colour.add(seen.part, colour_quality(seen.frame.small))
         mask = self._mask if self._mask is not None else np.zeros_like(grey)
         self._background.add(seen.part, describe_background(grey, mask))

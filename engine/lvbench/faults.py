@@ -50,11 +50,14 @@ def clip_frames(fault: Fault, frames: int) -> Iterator[VideoFrame]:
 def video_frame(index: int, time_s: float, picture: Pixels) -> VideoFrame:
     """Any RGB picture (H, W, 3) as a decoded frame."""
     height, width = picture.shape[:2]
-    luma = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
-    luma = cv2.resize(luma, fit(width, height, LUMA_LINES), interpolation=cv2.INTER_AREA)
     small = cv2.resize(picture, fit(width, height, SMALL_LINES), interpolation=cv2.INTER_AREA)
+    large = cv2.resize(picture, fit(width, height, LUMA_LINES), interpolation=cv2.INTER_AREA)
     return VideoFrame(
-        index, time_s, np.asarray(luma, dtype=np.uint8), np.asarray(small, dtype=np.uint8), lambda: picture
+        index,
+        time_s,
+        np.asarray(small, dtype=np.uint8),
+        luma=lambda: np.asarray(cv2.cvtColor(large, cv2.COLOR_RGB2GRAY), dtype=np.uint8),
+        picture=lambda: np.asarray(large, dtype=np.uint8),
     )
 
 

@@ -1,7 +1,7 @@
 """Reads a video one frame at a time, at two sizes, in memory that does not depend on its length.
 
 `probe` walks the packets without decoding them: headers lie about the number of frames, and live recordings have
-none. `frames` then decodes. Each frame comes as luma (up to 480 lines, for sharpness) and as a small RGB picture (for
+none. `read_frames` then decodes. Each frame comes as luma (up to 480 lines, for sharpness) and as a small RGB picture (for
 everything else). Time stamps are kept, so a variable frame rate is no special case. Knows nothing of parts or
 measures.
 """
@@ -43,15 +43,14 @@ class VideoFacts:
 
 @dataclass(frozen=True)
 class VideoFrame:
-    """One decoded frame. `luma` (H, W) and `small` (h, w, 3) RGB are uint8 and differ in size.
-
-    `picture()` gives the RGB picture (H, W, 3) at the size of `luma`, converted when asked for.
+    """One decoded frame, uint8. `small` (h, w, 3) is RGB; `luma()` (H, W) and `picture()` (H, W, 3), larger, are
+    converted when asked for, which for most frames nobody does.
     """
 
     index: int
     time_s: float
-    luma: Pixels
     small: Pixels
+    luma: Callable[[], Pixels]
     picture: Callable[[], Pixels]
 
 
@@ -108,7 +107,11 @@ def _two_sizes(index: int, time_s: float, frame: av.VideoFrame, size: tuple[int,
         return np.asarray(scaled.to_ndarray(), dtype=np.uint8)
 
     return VideoFrame(
-        index, time_s, read(LUMA_LINES, "gray"), read(SMALL_LINES, "rgb24"), lambda: read(LUMA_LINES, "rgb24")
+        index,
+        time_s,
+        read(SMALL_LINES, "rgb24"),
+        luma=lambda: read(LUMA_LINES, "gray"),
+        picture=lambda: read(LUMA_LINES, "rgb24"),
     )
 
 

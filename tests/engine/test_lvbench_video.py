@@ -42,7 +42,7 @@ def test_large_frames_are_read_small(tmp_path: Path) -> None:
     path = write_video(tmp_path / "large.mp4", noise(2, 720, 960))
     frame = next(read_frames(path))
     assert (
-        frame.luma.shape == (480, 640) and frame.small.shape == (144, 192, 3) and frame.picture().shape == (480, 640, 3)
+        frame.luma().shape == (480, 640) and frame.small.shape == (144, 192, 3) and frame.picture().shape == (480, 640, 3)
     )
 
 
