@@ -107,7 +107,8 @@ function isOn(recording) {
 }
 
 function recordingWords({ state, reason, seconds, bytes }) {
-  const length = seconds ? `${Math.round(seconds)} s, ${((bytes ?? 0) / 1e6).toFixed(1)} MB` : "";
+  const size = bytes >= 1e6 ? `${(bytes / 1e6).toFixed(1)} MB` : `${Math.round((bytes ?? 0) / 1000)} kB`;
+  const length = seconds ? `${Math.round(seconds)} s, ${size}` : "";
   const words = { connecting: "Starting.", live: "Recording", stopped: "Finished", failed: "Stopped" }[state] ?? state;
   return [words, length, reason].filter(Boolean).join(" · ");
 }

@@ -2,6 +2,7 @@
    Knows sizes and the `<video>` element; not where the picture comes from. */
 
 const GLOW_MS = 500;
+const LEAST_PX = 16;
 const SIZE_KEPT = 0.84; // give up to a sixth of the size for whole pixels
 const SHORT_PX = 760; // in a window less high than this, what follows the prompt box may lie below the edge
 const CRISP_UP_TO = 640; // wider pictures look better smoothed
@@ -20,8 +21,9 @@ export class Stage {
     this.fit();
   }
 
+  /** Browsers show a few black pixels while there is nothing to decode: they are no picture. */
   setSize(width, height) {
-    if (!width || !height) return;
+    if (width < LEAST_PX || height < LEAST_PX) return;
     this.width = width;
     this.height = height;
     this.fit();

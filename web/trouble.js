@@ -88,7 +88,7 @@ function ofPicture(picture, { now, host }) {
 }
 
 function blocked(host, again, actions) {
-  const text = `The server can be reached, but its video cannot: something on the way to ${host} lets no UDP through. Often it is a VPN, a firewall, an SSH tunnel, or a container without its UDP ports. Another network may help; whoever runs the server finds more in docs/networking.md. ${again}`;
+  const text = `The server can be reached, but its video cannot: something on the way to ${host} lets no UDP through. Often it is a VPN, a firewall, an SSH tunnel, or a container without its UDP ports. Try another network; for whoever runs the server there is docs/networking.md. ${again}`;
   return { title: "The picture does not get through", text, actions };
 }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 import socket
 import threading
@@ -190,12 +191,9 @@ class FakeServer:
         return JSONResponse(world.record())
 
     async def _join(self, request: Request) -> Response:
-        peer = FakePeer(self._of(request), secrets.token_hex(4))
-        sdp = await peer.answer((await request.body()).decode())
-        if self.hides_media:
-            sdp = "".join(line for line in sdp.splitlines(keepends=True) if not line.startswith("a=candidate"))
-        location = f"{request.url.path}/{peer.id}"
-        return Response(sdp, 201, {"Location": location}, "application/sdp")
+        id, offer = secrets.token_hex(4), (await request.body()).decode()
+        sdp = _answer_to_nowhere(offer) if self.hides_media else await FakePeer(self._of(request), id).answer(offer)
+        return Response(sdp, 201, {"Location": f"{request.url.path}/{id}"}, "application/sdp")
 
     async def _leave(self, request: Request) -> Response:
         self.deleted_peers.append(request.path_params["peer"])
@@ -305,6 +303,20 @@ class FakeServer:
 async def _send_all(connection: WebSocket, events: asyncio.Queue[Event]) -> None:
     while True:
         await connection.send_text(json.dumps(await events.get()))
+
+
+def _answer_to_nowhere(offer: str) -> str:
+    """An answer in order, with nobody behind it: what a browser sees where UDP does not pass."""
+    payload = re.search(r"a=fmtp:(\d+) .*profile-level-id=42e01f", offer)
+    mid = re.search(r"a=mid:(\S+)", offer)
+    assert payload and mid
+    fingerprint = ":".join(["AB"] * 32)
+    lines = f"""v=0\no=- 1 1 IN IP4 0.0.0.0\ns=-\nt=0 0\na=group:BUNDLE {mid[1]}
+m=video 9 UDP/TLS/RTP/SAVPF {payload[1]}
+c=IN IP4 0.0.0.0\na=mid:{mid[1]}\na=sendonly\na=rtcp-mux\na=setup:passive\na=ice-ufrag:none\na=ice-pwd:{"x" * 24}
+a=fingerprint:sha-256 {fingerprint}\na=rtpmap:{payload[1]} H264/90000
+a=fmtp:{payload[1]} level-asymmetry-allowed=1;packetization-mode=1;profile-level-id=42e01f\n"""
+    return lines.replace("\n", "\r\n")
 
 
 def _problem(status: int, code: str, detail: str, retry_s: int = 0) -> Response:

@@ -149,3 +149,13 @@ def test_a_viewer_waits_where_nothing_is_on(fake: FakeServer, page: Any) -> None
     page.goto(fake.address)
     page.wait_for_selector("#notice-title >> text=Nothing is on right now")
     assert page.locator("#notice-actions >> text=Start a new world").count() == 0
+
+
+def test_a_picture_that_no_udp_brings_is_named_with_what_to_do(fake: FakeServer, page: Any) -> None:
+    fake.hides_media = True
+    page.goto(fake.address)
+    page.wait_for_selector("#notice-title >> text=The picture does not get through", timeout=60_000)
+    assert "lets no UDP through" in page.inner_text("#notice-text")
+    fake.hides_media = False
+    wait_playing(page, 60_000)
+    wait_moving(page)
