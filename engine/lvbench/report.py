@@ -136,8 +136,8 @@ def _numbers(verdict: Verdict) -> str:
         for name, value in verdict.scores.vbench.items()
     )
     return (
-        f"<div class=tables><div class=scroll><table><thead><tr><th>drift</th><th>sum</th><th>mean</th><th class=series>quality of "
-        f"parts 1–{len(verdict.pictures)}</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f"<div class=tables><div class=scroll><table><thead><tr><th>drift</th><th>sum</th><th>mean</th>"
+        f"<th class=series>quality of parts 1–{len(verdict.pictures)}</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
         f"<div class=scroll><table><thead><tr><th>whole video</th><th>0–1</th></tr></thead>"
         f"<tbody>{vbench}</tbody></table></div></div>"
     )
@@ -191,6 +191,7 @@ img { display: block; width: 100%; border-radius: 5px; } figcaption { font-size:
 .tables { display: flex; flex-wrap: wrap; gap: 14px 40px; margin-top: 16px; } .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 3px 12px 3px 0; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap; }
-th:first-child, .series, th.series { text-align: left; } th { font-weight: 600; } .series { color: var(--soft); font-size: 13px; }
+th:first-child, .series, th.series { text-align: left; } th { font-weight: 600; }
+.series { color: var(--soft); font-size: 13px; }
 footer { margin-top: 40px; font-size: 13px; }
 """

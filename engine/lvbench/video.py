@@ -1,8 +1,8 @@
 """Reads a video one frame at a time, at two sizes, in memory that does not depend on its length.
 
 `probe` walks the packets without decoding them: headers lie about the number of frames, and live recordings have
-none. `read_frames` then decodes. Each frame comes as luma (up to 480 lines, for sharpness) and as a small RGB picture (for
-everything else). Time stamps are kept, so a variable frame rate is no special case. Knows nothing of parts or
+none. `read_frames` then decodes. Each frame comes as luma (up to 480 lines, for sharpness) and as a small RGB picture
+(for everything else). Time stamps are kept, so a variable frame rate is no special case. Knows nothing of parts or
 measures.
 """
 
