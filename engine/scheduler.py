@@ -4,7 +4,7 @@ A block may begin at most `lead_s` before its first picture is due: one block pe
 denoiser work all the time. So a prompt reaches the screen in at most two periods, one for the block that has just
 begun and one for the next. Where blocks are quick the lead is smaller still: what a block was measured to take, what
 the others that may come first take, and some to spare. The reserve that playout has learnt from late blocks comes on
-top.
+top, within those two periods where nobody asked for another lead.
 
 Among the blocks that may begin, the one due first goes first, so worlds share what there is in turn and none starves;
 when there is too little, due times lie in the past, the longest wait is served first, and the media clocks stretch
@@ -126,12 +126,18 @@ class Scheduler:
 
     def choose(self, now_s: float) -> Choice:
         """The world to make a block for now."""
-        ready = [(turn.due_s - self.lead_s(turn), turn) for turn in self.turns.values() if not turn.paused]
-        allowed = [(begin_s, turn) for begin_s, turn in ready if begin_s - turn.reserve_s <= now_s]
+        ready = [turn for turn in self.turns.values() if not turn.paused]
+        allowed = [turn for turn in ready if self.may_begin_s(turn) <= now_s]
         if not allowed:
-            return Choice(None, min((begin_s - turn.reserve_s - now_s for begin_s, turn in ready), default=inf))
-        begin_s, turn = min(allowed, key=lambda one: one[1].due_s)
-        return Choice(turn.world, early_s=max(0.0, begin_s - now_s))
+            return Choice(None, min((self.may_begin_s(turn) - now_s for turn in ready), default=inf))
+        turn = min(allowed, key=lambda one: one.due_s)
+        return Choice(turn.world, early_s=max(0.0, turn.due_s - self.lead_s(turn) - now_s))
+
+    def may_begin_s(self, turn: Turn) -> float:
+        """From when on a world's next block may begin. Where the lead adapts, the reserve has to fit into it."""
+        lead_s = self.lead_s(turn)
+        room_s = turn.lead_s - lead_s if turn.adaptive else inf
+        return turn.due_s - lead_s - min(turn.reserve_s, room_s)
 
     def lead_s(self, turn: Turn) -> float:
         """How long before it is due a world's next block may begin, its reserve left aside."""

@@ -52,6 +52,11 @@ def test_where_blocks_are_quick_the_lead_is_what_they_take_and_some_to_spare() -
     for cost in (0.1, 0.3, 0.1):
         scheduler.note("kind", {"denoise": cost, "decode": 0.1})
     assert scheduler.lead_s(one) == pytest.approx(1.25 * 0.4 + 0.05)
+    one.reserve_s = 0.1
+    assert scheduler.may_begin_s(one) == pytest.approx(10.0 - 0.65)
+    one.reserve_s = 3.0
+    assert scheduler.may_begin_s(one) == 9.0, "a reserve fits into the lead, so that a prompt takes two periods at most"
+    one.reserve_s = 0.0
     assert scheduler.choose(now_s=9.4).world is None and scheduler.choose(now_s=9.46).world == "a"
     scheduler.add(turn("b", 99.0))
     assert scheduler.lead_s(one) == pytest.approx(1.25 * 0.4 + 0.05 + 0.1), "b may be due just before"
