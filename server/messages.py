@@ -36,7 +36,7 @@ class PromptDown(Down):
     type: Literal["prompt"]
     id: Id
     text: PromptText
-    mode: PromptMode = "cut"
+    mode: PromptMode = "auto"
     over_blocks: Blocks = 4
     seen_ms: MediaMs | None = None
 

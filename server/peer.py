@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from datetime import UTC, datetime
+from datetime import datetime
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -113,6 +113,7 @@ class Peer:
         self._gone = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._heard_s = 0.0
+        self._last_report: datetime | None = None
         self._counted = (0, 0.0)  # bytes and time at the last report
         self.id = secrets.token_urlsafe(16)
         self.codec: Codec = broadcast.codec
@@ -221,8 +222,8 @@ class Peer:
             if report.type == "remote-inbound-rtp":
                 self.fraction_lost = report.fractionLost / 256 if report.fractionLost is not None else None
                 self.round_trip_s = report.roundTripTime
-                age_s = (datetime.now(UTC) - _aware(report.timestamp)).total_seconds()
-                self._heard_s = max(self._heard_s, now_s - max(0.0, age_s))
+                if report.timestamp != self._last_report:  # its own clock may jump: only that it changed counts
+                    self._last_report, self._heard_s = report.timestamp, now_s
         sent_bytes, then_s = self._counted
         self.sent_bps = 8 * (self._track.sent_bytes - sent_bytes) / max(now_s - then_s, 1e-3)
         self._counted = (self._track.sent_bytes, now_s)
@@ -259,10 +260,6 @@ def _ice_servers(ice: IceSettings) -> list[RTCIceServer]:
     if ice.turn_url:
         servers.append(RTCIceServer(urls=ice.turn_url, username=ice.turn_user, credential=ice.turn_password))
     return servers
-
-
-def _aware(time: datetime) -> datetime:
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 async def _within(event: asyncio.Event, timeout_s: float) -> bool:

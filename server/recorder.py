@@ -1,7 +1,7 @@
 """A recording: the session's packets as fragmented MP4 on disk, written by a thread of its own.
 
-One fragment per group of pictures, flushed as it is complete: what a kill leaves behind plays up to the last fragment,
-and the file can be read while it grows. Trouble (disk full, limits) ends the recording and nothing else.
+One fragment per second, flushed when it is complete: what a kill leaves plays up to the last fragment, and the file
+can be read while it grows. Trouble (disk full, limits) ends the recording and nothing else.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 TIME_BASE = Fraction(1, CLOCK_HZ)
 RESERVE_BYTES = 64 * 1024**2  # of free disk, left to the rest of the machine
 TELL_EVERY_S = 5.0
+FRAGMENT_US = 1_000_000
 SUFFIX = ".inferix.mp4"
 QUEUED_PACKETS = 256
 
@@ -48,7 +49,11 @@ class RecordingFile:
             self._file,
             "w",
             format="mp4",
-            options={"movflags": "frag_keyframe+empty_moov+default_base_moof", "flush_packets": "1"},
+            options={
+                "movflags": "frag_keyframe+empty_moov+default_base_moof",
+                "frag_duration": str(FRAGMENT_US),
+                "flush_packets": "1",
+            },
         )
         rate = Fraction(fps).limit_denominator(1001)
         self._stream = self._container.add_mux_stream(

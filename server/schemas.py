@@ -31,7 +31,7 @@ class Body(BaseModel):
 class ScheduledPrompt(Body):
     at: Annotated[Seconds, Field(ge=0, le=1e6, allow_inf_nan=False)]
     text: PromptText
-    mode: PromptMode = "cut"
+    mode: PromptMode = "auto"
     over_blocks: Blocks = 4
 
 
@@ -93,7 +93,7 @@ class PromptRequest(Body):
     )
 
     text: PromptText
-    mode: PromptMode = "cut"
+    mode: PromptMode = "auto"
     over_blocks: Blocks = 4
     id: Id | None = None
     seen_ms: MediaMs | None = None

@@ -122,6 +122,12 @@ class Session:
             steer = steering.action(self.world, None, connection, ActionState(), None, self._loop.time())
             self.try_send(steer)
 
+    def renew_actions(self) -> None:
+        """Called every second: keys stay down as long as their connection lives."""
+        steering, now_s = self.line.steering, self._loop.time()
+        if steering.renewal_due(now_s):
+            self.try_send(steering.renewal(self.world, now_s))
+
     def pause(self, reason: str = ASKED) -> None:
         self.require_alive()
         if self.state == "queued":
@@ -169,9 +175,7 @@ class Session:
         picture.width, picture.height, picture.fps = event.width, event.height, event.fps
         self._settle()
         self.encodings.use(self.world)
-        held = self.line.steering.held()
-        if held.keys or held.values:
-            self.try_send(Steer("held", self.world, action=held))
+        self.renew_actions()
         if self.pause_reason:
             self.try_send(Pause(self.world))
 

@@ -29,7 +29,6 @@ from engine.protocol import (
     SignalApplied,
     SignalRefused,
     Stats,
-    WantProfile,
     WorldChanged,
     WorldSpec,
 )
@@ -38,18 +37,18 @@ from server.gauges import measure
 from server.link import EngineDown, EngineLink, EngineUnavailable
 from server.metrics import Metrics
 from server.problems import Problem, engine_not_ready, session_not_found
+from server.profiles import Profiles
 from server.schemas import LimitsView, RecordingRequest, RtmpRequest
-from server.session import NOBODY, Session
+from server.session import Session
 from server.settings import Settings
+from server.upkeep import keep_up
 from server.waiting import Waiting
 
 log = logging.getLogger(__name__)
 
 KEPT_OVER = 200
 KEPT_OVER_S = 3600.0
-STOPPING_S = 10.0
 TICK_S = 1.0
-PROFILE_S = 10.0
 AnyOutput = RtmpRequest | RecordingRequest
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -62,9 +61,9 @@ class Sessions:
         self._metrics = metrics
         self._sessions: collections.OrderedDict[str, Session] = collections.OrderedDict()
         self._waiting = Waiting(settings.limits.queued)
-        self._profiles: dict[str, asyncio.Future[bytes]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._closed: set[str] = set()
+        self.profiles = Profiles()
         self.draining = False
 
     def __iter__(self) -> Iterator[Session]:
@@ -118,21 +117,6 @@ class Sessions:
         session.stop(reason)
         self._after_end(session)
 
-    async def profile(self, session: Session, blocks: int, *, trace: bool) -> bytes:
-        """The engine's account of a world's last blocks, JSON; raises Problem."""
-        session.require_alive()
-        id = f"profile-{secrets.token_hex(6)}"
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._profiles[id] = answer
-        try:
-            session.send(WantProfile(id, session.world, blocks, trace))
-            async with asyncio.timeout(PROFILE_S):
-                return await answer
-        except TimeoutError as error:
-            raise Problem(503, "engine-timeout", f"no profile within {PROFILE_S:g} s", retry_after_s=5) from error
-        finally:
-            del self._profiles[id]
-
     async def drain(self, reason: str) -> None:
         """End every session: worlds told, viewers let go, pushes and recordings closed. Within the drain limit."""
         self.draining = True
@@ -180,9 +164,7 @@ class Sessions:
         elif isinstance(event, Hello):
             self._on_hello()
         elif isinstance(event, Profile):
-            answer = self._profiles.get(event.id)
-            if answer is not None and not answer.done():
-                answer.set_result(event.body)
+            self.profiles.answered(event)
         elif isinstance(event, Log):
             log.log(LEVELS.get(event.level, logging.INFO), "engine: %s", event.text)
         elif not isinstance(event, Pong):  # those stay in the link
@@ -229,7 +211,8 @@ class Sessions:
 
     def _on_refused(self, session: Session, event: Refused) -> None:
         if event.id != session.world:  # a command other than Open
-            log.warning("session %s: the engine refused %s: %s", session.id, event.id, event.message)
+            if not self.profiles.refused(event.id, event.message):
+                log.warning("session %s: the engine refused %s: %s", session.id, event.id, event.message)
             return
         if event.busy:
             self._metrics.refused.inc()
@@ -289,29 +272,12 @@ class Sessions:
 
     def _tick(self, now_s: float) -> None:
         for session in self.living():
-            self._check(session, now_s)
+            keep_up(session, now_s, self._limits.pause_after_s)
             self._after_end(session)
         if self._link.ready:
             self._waiting.serve(self._try_open)
         self._forget_old(now_s)
         measure(self._metrics, self.living(), self._link, len(self._waiting))
-
-    def _check(self, session: Session, now_s: float) -> None:
-        limits = session.limits
-        session.viewers.balance()
-        session.encodings.spare()
-        if session.watched:
-            session.watched_s = now_s
-        alone_s = now_s - session.watched_s
-        if session.state == "stopping" and now_s - session.changed_s > STOPPING_S:
-            session.change("ended", session.reason)
-        elif now_s - session.born_s > limits.lifetime_s:
-            session.stop(f"its lifetime of {limits.lifetime_s:g} s is over")
-        elif min(alone_s, now_s - session.steered_s) > limits.idle_s and session.state != "queued":
-            session.stop(f"nobody was there for {limits.idle_s:g} s")
-        elif alone_s > self._limits.pause_after_s and session.state == "running" and not session.pause_reason:
-            with contextlib.suppress(Problem):
-                session.pause(NOBODY)
 
     def _after_end(self, session: Session) -> None:
         """Close what an ended session still has; once."""

@@ -10,7 +10,16 @@ import collections
 import itertools
 from dataclasses import dataclass, replace
 
-from engine.protocol import ActionState, Packet, PromptChange, PromptMode, SignalApplied, Steer, WorldSpec
+from engine.protocol import (
+    ACTION_HOLD_S,
+    ActionState,
+    Packet,
+    PromptChange,
+    PromptMode,
+    SignalApplied,
+    Steer,
+    WorldSpec,
+)
 from server import messages
 from server.problems import Problem
 from server.schemas import ActionView, JournalEntry, PromptState, PromptView
@@ -19,6 +28,7 @@ PROMPTS_KEPT = 256
 WAITING_PROMPTS = 32
 WAITING_ACTIONS = 64
 JOURNAL_ENTRIES = 20_000
+RENEWAL = "renewal"  # the engine's id of commands whose outcome is no news
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,7 @@ class Steering:
         self._prompts: collections.OrderedDict[str, Prompt] = collections.OrderedDict()
         self._waiting: dict[str, Waiting] = {}  # by the id the engine knows
         self._held: collections.OrderedDict[str, ActionState] = collections.OrderedDict()  # by connection
+        self._renewed_s = 0.0
         self._unshown: collections.deque[Unshown] = collections.deque(maxlen=WAITING_PROMPTS)
         self.journal: collections.deque[JournalEntry] = collections.deque(maxlen=JOURNAL_ENTRIES)
         self.journal_truncated = False
@@ -95,7 +106,10 @@ class Steering:
     ) -> Steer:
         """One connection's keys are now these; what goes out is what everybody holds together."""
         held = self.held_with(connection, state)
+        if id is None and connection in self._held and held == self.held():
+            return self.renewal(world, now_s)
         entry = self._wait_for(id, now_s, action=held)
+        self._renewed_s = now_s
         self._held.pop(connection, None)
         if state.keys or state.values:
             self._held[connection] = state
@@ -103,6 +117,14 @@ class Steering:
         for key in actions[:-WAITING_ACTIONS]:  # newest wins: nobody will hear of the oldest
             del self._waiting[key]
         return Steer(self._engine_id(entry), world, action=held, seen_ms=seen_ms)
+
+    def renewal(self, world: str, now_s: float) -> Steer:
+        """What is held is still held: the engine lets go of what nobody renews. No news, so nobody is told."""
+        self._renewed_s = now_s
+        return Steer(RENEWAL, world, action=self.held())
+
+    def renewal_due(self, now_s: float) -> bool:
+        return bool(self._held) and now_s - self._renewed_s >= ACTION_HOLD_S / 2
 
     def holds(self, connection: str) -> bool:
         return connection in self._held

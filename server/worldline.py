@@ -1,7 +1,8 @@
 """A session's own time: what the engine says of its worlds, one after the other, told as one story.
 
 The engine numbers a world's blocks and times from 0. When a world had to be opened again because the engine died, what
-came before (`Origin`) is added, so that the session's clock, its packets and its events go on.
+came before (`Origin`) is added, so that the session's clock, its packets and its events go on. Two times run side by
+side: media time is a picture's place in the story, `pts` is when it was due to be shown, stalls and pauses included.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from server import messages
 from server.encodings import Encodings
 from server.history import History
 from server.metrics import Metrics
-from server.steering import Steering
+from server.steering import RENEWAL, Steering
 
 REOPENS, REOPENS_WITHIN_S = 3, 600.0
 
@@ -27,7 +28,7 @@ class Origin:
 
     block: int = 0
     media_ms: int = 0
-    pts: int = 0
+    pts: int | None = 0  # None: the first packet decides, by the time that has passed
 
 
 class Worldline:
@@ -37,6 +38,7 @@ class Worldline:
         self._metrics = metrics
         self._origin = Origin()
         self._next_pts = 0
+        self._last_packet_s = 0.0
         self.spec = spec
         self.steering = Steering(spec)
         self.block = 0
@@ -54,21 +56,21 @@ class Worldline:
         self.media_ms = max(self.media_ms, self._origin.media_ms + world_ms)
 
     def on_packet(self, event: Packet) -> None:
-        if self._origin != Origin():
-            pts, block = event.pts + self._origin.pts, event.block + self._origin.block
-            event = msgspec.structs.replace(event, pts=pts, block=block)
+        now_s = asyncio.get_running_loop().time()
+        event = self._ours(event, now_s)
+        self._last_packet_s = now_s
         self._next_pts = max(self._next_pts, event.pts + event.duration)
-        self.media_ms = max(self.media_ms, event.pts * 1000 // CLOCK_HZ)
+        self.media_ms = max(self.media_ms, event.media_ms)
         self._encodings.publish(event)
         for shown in self.steering.shown(event):
-            latency_s = asyncio.get_running_loop().time() - shown.received_s
+            latency_s = now_s - shown.received_s
             if shown.applied.signal == "prompt":
                 self._metrics.prompt_seconds.observe(latency_s)
             self._history.append(
                 messages.SignalShown(
                     id=shown.id,
                     block=event.block,
-                    media_ms=event.pts * 1000 // CLOCK_HZ,
+                    media_ms=event.media_ms,
                     pts=event.pts,
                     latency_ms=round(latency_s * 1000, 1),
                 )
@@ -88,6 +90,8 @@ class Worldline:
         )
 
     def on_applied(self, event: SignalApplied) -> None:
+        if event.id == RENEWAL:
+            return
         event = msgspec.structs.replace(event, block=event.block + self._origin.block)
         self._history.append(self.steering.applied(event, event.media_ms + self._origin.media_ms))
 
@@ -128,6 +132,20 @@ class Worldline:
 
     def reopen(self) -> WorldSpec:
         """The world to open in place of the lost one; its first picture follows the last one that left."""
-        media_ms = self._next_pts * 1000 // CLOCK_HZ
-        self._origin = Origin(self.block + 1, media_ms, self._next_pts)
-        return self.steering.spec_from(self.spec, media_ms / 1000)
+        self._origin = Origin(self.block + 1, self.media_ms, None)
+        return self.steering.spec_from(self.spec, self.media_ms / 1000)
+
+    def _ours(self, event: Packet, now_s: float) -> Packet:
+        """A packet in the session's own numbers. Its time runs with the wall clock, also over the loss of a world."""
+        origin = self._origin
+        if origin.pts is None:
+            passed = max(0, round((now_s - self._last_packet_s) * CLOCK_HZ) - event.duration)
+            origin = self._origin = Origin(origin.block, origin.media_ms, self._next_pts + passed - event.pts)
+        if origin == Origin():
+            return event
+        return msgspec.structs.replace(
+            event,
+            pts=event.pts + (origin.pts or 0),
+            block=event.block + origin.block,
+            media_ms=event.media_ms + origin.media_ms,
+        )

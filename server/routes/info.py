@@ -53,7 +53,8 @@ async def readyz(core: CoreDep) -> Health:
     if core.sessions.draining:
         raise engine_not_ready("the server is stopping")
     if not core.link.ready:
-        raise engine_not_ready(f"the engine is {core.link.state}" + (f": {core.link.reason}" * bool(core.link.reason)))
+        reason = f": {core.link.reason}" if core.link.reason else ""
+        raise engine_not_ready(f"the engine is {core.link.state}{reason}")
     return Health()
 
 

@@ -62,7 +62,7 @@ async def profile(
 ) -> Response:
     """Where the time of the last blocks went; as a trace for Perfetto with `format=trace`."""
     session = session_for(core, caller, id, "viewer")
-    body = await core.sessions.profile(session, blocks, trace=format == "trace")
+    body = await core.sessions.profiles.ask(session, blocks, trace=format == "trace")
     return Response(body, media_type="application/json")
 
 

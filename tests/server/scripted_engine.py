@@ -99,6 +99,7 @@ class World:
         self.frames = 0
         self.due_s = time.monotonic()
         self.paused = False
+        self.paused_ticks = 0
         self.bitrate = 300_000
         self.steers: list[Steer] = []
         self.told_s = time.monotonic()
@@ -148,6 +149,8 @@ class Engine:
                 world.paused = True
                 self.say(WorldChanged(world.name, "paused", media_ms=world.frames * 1000 // FPS))
             case Resume():
+                if world.paused:
+                    world.paused_ticks += round((time.monotonic() - world.due_s) * 90_000)
                 world.paused, world.due_s = False, time.monotonic()
                 self.say(WorldChanged(world.name, "running", media_ms=world.frames * 1000 // FPS))
             case Close(_, reason):
@@ -200,7 +203,9 @@ class Engine:
         picture[:, at : at + 12] = (220, 180, 60)
         for codec, encoder in world.encoders.items():
             for data, keyframe in encoder.encode(picture, world.frames * TICKS):
-                self.say(Packet(world.name, codec, data, world.frames * TICKS, TICKS, keyframe, block))
+                ms = world.frames * 1000 // FPS
+                pts = world.frames * TICKS + world.paused_ticks
+                self.say(Packet(world.name, codec, data, pts, TICKS, keyframe, block, ms))
         world.frames += 1
         world.due_s = max(world.due_s + 1 / FPS, time.monotonic() - 0.2)
         if time.monotonic() - world.told_s >= 1:

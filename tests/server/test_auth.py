@@ -14,7 +14,7 @@ from server.auth import Access, Credentials, Rates, read_tokens
 from server.problems import Problem
 from server.settings import Limits, Settings, SettingsError
 from tests.server.harness import LIMITS, Live, event, live
-from tests.server.watcher import Watcher
+from tests.server.watcher import Watcher, watching
 
 VIEWER, PLAYER, OTHER, ADMIN = (f"{name}-0123456789abcdef" for name in ("viewer", "player", "other", "admin"))
 
@@ -80,11 +80,14 @@ async def test_a_signed_link_opens_one_session_and_only_for_watching(settings: S
         )
         assert prompt.status_code == 202
         assert (await server.http.delete(f"/v1/sessions/{two}", headers=bearer(player["access"]))).status_code == 403
-        watcher = Watcher(server.http)
-        offer = {"content": await watcher.offer(), "headers": {"Content-Type": "application/sdp"}}
-        assert (await server.http.post(f"/v1/sessions/{one}/whep{query}", **offer)).status_code == 201  # type: ignore[arg-type]
-        assert (await server.http.post(f"/v1/sessions/{two}/whep{query}", **offer)).status_code == 403  # type: ignore[arg-type]
-        await watcher.pc.close()
+        async with httpx.AsyncClient(base_url=server.http.base_url, headers=bearer(link["access"])) as guest:
+            async with watching(guest, one) as watcher:
+                await watcher.frames(1)
+            stranger = Watcher(guest)
+            sdp = {"Content-Type": "application/sdp"}
+            refused = await guest.post(f"/v1/sessions/{two}/whep", content=await stranger.offer(), headers=sdp)
+            assert refused.status_code == 403
+            await stranger.pc.close()
 
 
 async def test_a_websocket_takes_its_token_as_a_subprotocol(settings: Settings, tokens: Path) -> None:

@@ -210,3 +210,20 @@ def test_no_message_breaks_the_parser(base: dict[str, Any], more: dict[str, Any]
         assert 0 < len(message.text) <= 2000 and 1 <= message.over_blocks <= 64
     if isinstance(message, ActionDown):
         assert all(-1 <= value <= 1 for value in message.values.values())
+
+
+async def test_held_keys_are_renewed_and_saying_them_again_is_no_news(server: Live) -> None:
+    """The engine lets go of what nobody renews; people hear of changes only."""
+    session = server.session((await server.create())["id"])
+    async with server.ws(session.id) as socket:
+        await say(socket, type="action", id="a1", keys=["left"])
+        await event(socket, "signal.applied", id="a1")
+        renewed_s = session.line.steering._renewed_s
+        await say(socket, type="action", keys=["left"])
+        await until(lambda: session.line.steering._renewed_s > renewed_s)
+        renewed_s = session.line.steering._renewed_s
+        await until(lambda: session.line.steering._renewed_s >= renewed_s + 1)
+        await say(socket, type="action", id="a2", keys=[])
+        applied = await event(socket, "signal.applied")
+        assert (applied["id"], applied["understood"]) == ("a2", [])
+    assert [entry.id for entry in session.line.steering.journal if entry.signal == "action"] == ["a1", "a2"]
