@@ -6,8 +6,9 @@ expected and what was found. Knows no arithmetic.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,23 @@ import torch
 
 from engine import hub, weights
 from engine.layers import attention
-from engine.layers.attention import Attention
+from engine.layers.attention import Attention, sdpa
 from engine.models.magi import MagiConfig, MagiTransformer
 from engine.models.magi_model import MagiModel, geometry
-from engine.models.magi_text import Row, SpecialTokens, T5Caption, TextEncoderUnavailable
+from engine.models.magi_text import TOKENS_FILE, Row, SpecialTokens, T5Caption, TextEncoderUnavailable
 from engine.models.magi_vae import MagiVAE, MagiVAEConfig
-from engine.models.presets import MAGI_REPOSITORY, LoadOptions, Preset
+from engine.models.presets import MAGI_REPOSITORY, LoadOptions, Part, Preset
+
+TOKENS_SHA256 = "b54bc664d5f4a722dfd8bb22201c025df61f22acddc07c0a2529d7b5cd6be5a7"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The sizes of the networks of a model."""
+
+    network: MagiConfig
+    vae: MagiVAEConfig = MagiVAEConfig()
+
 
 _4B = MagiConfig(layers=34, hidden=3072, ffn=12288, heads=24, kv_heads=8, head_dim=128)
 _24B = MagiConfig(
@@ -34,11 +46,11 @@ _24B = MagiConfig(
     rescale=0.1,
     gated=True,
 )
-ARCHITECTURES: Mapping[str, MagiConfig] = {
-    "4.5b": _4B,
-    "24b": _24B,
-    "4.5b-fp8": replace(_4B, fp8=True),
-    "24b-fp8": replace(_24B, fp8=True),
+ARCHITECTURES: dict[str, Architecture] = {
+    "4.5b": Architecture(_4B),
+    "24b": Architecture(_24B),
+    "4.5b-fp8": Architecture(replace(_4B, fp8=True)),
+    "24b-fp8": Architecture(replace(_24B, fp8=True)),
 }
 
 
@@ -46,20 +58,42 @@ def load(preset: Preset, options: LoadOptions) -> MagiModel:
     """The model of a preset. Raises MissingFiles, SpecialTokensMissing, WeightsError or SizeError."""
     device = torch.device(options.device)
     dtype = _dtype(options, device)
-    config, vae_config = ARCHITECTURES[preset.architecture], MagiVAEConfig()
-    shape = geometry(config, vae_config, preset, options.width or preset.width, options.height or preset.height)
+    sizes = ARCHITECTURES[preset.architecture]
+    width, height = options.width or preset.width, options.height or preset.height
+    shape = geometry(sizes.network, sizes.vae, preset, width, height)
     files = hub.locate(preset, options.folder)
-    tokens = SpecialTokens.load((options.folder or hub.DEFAULT_FOLDER) / MAGI_REPOSITORY, config.caption_channels)
+    tokens = SpecialTokens.load(_repository(files), sizes.network.caption_channels)
     attend = attention.choose(options.attention, device, dtype).attend
     return MagiModel(
         name=preset.name,
         geometry=shape,
-        network=load_transformer(config, files["transformer"], dtype, device, attend),
+        network=load_transformer(sizes.network, files["transformer"], dtype, device, attend),
         captions=Captions(files["text_encoder"], device, keep=options.keep_text_encoder),
-        autoencoder=load_autoencoder(vae_config, files["decoder"], device, attend),
+        autoencoder=load_autoencoder(sizes.vae, files["decoder"], device, attend),
         tokens=tokens,
         switch=preset.switch,
     )
+
+
+def verify(preset: Preset, files: Mapping[Part, Path]) -> None:
+    """Hold the files against the names and shapes this code expects, without loading them.
+
+    Raises WeightsError or SpecialTokensMissing.
+    """
+    sizes, meta = ARCHITECTURES[preset.architecture], torch.device("meta")
+    load_transformer(sizes.network, files["transformer"], torch.bfloat16, meta, sdpa)
+    load_autoencoder(sizes.vae, files["decoder"], meta, sdpa)
+    folder = _repository(files)
+    SpecialTokens.load(folder, sizes.network.caption_channels)
+    found = hashlib.sha256((folder / TOKENS_FILE).read_bytes()).hexdigest()
+    if found != TOKENS_SHA256:
+        raise weights.WeightsError(f"{folder / TOKENS_FILE}: expected SHA-256 {TOKENS_SHA256}, got {found}")
+
+
+def _repository(files: Mapping[Part, Path]) -> Path:
+    """The folder of the repository, in which the special tokens are to be put."""
+    name = Path(MAGI_REPOSITORY).name
+    return next(parent for parent in files["transformer"].parents if parent.name == name)
 
 
 def load_transformer(

@@ -19,7 +19,7 @@ from engine.models.magi import MagiConditioning, MagiTransformer
 from engine.models.magi_model import MagiModel
 from engine.models.magi_vae import MagiVAE, MagiVAEConfig
 from engine.stages import Distilled
-from tests.engine.magi_golden import cases, distil, error, load_case, prompts, transformer
+from tests.golden_magi import cases, distil, error, load_case, prompts, transformer
 
 pytestmark = pytest.mark.golden
 TOLERANCE = 5e-5

@@ -22,7 +22,7 @@ from engine.models.magi_model import MagiModel
 from engine.stages import Guided
 from engine.staggered import StaggeredSampler
 from engine.world import World
-from tests.engine.magi_golden import cases, error, injected, load_case, model_of, plan_of, world_of
+from tests.golden_magi import cases, error, injected, load_case, model_of, plan_of, world_of
 
 pytestmark = pytest.mark.golden
 TOLERANCE = 1e-4

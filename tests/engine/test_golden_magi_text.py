@@ -13,7 +13,7 @@ from transformers import T5Config, T5EncoderModel
 
 from engine.models.magi_fp8 import Fp8Linear, SmoothFp8Linear
 from engine.models.magi_text import Row, T5Caption, clean_twice, null_row
-from tests.engine.magi_golden import GOLDEN, error, flags_of, special_tokens, text_rows
+from tests.golden_magi import GOLDEN, error, flags_of, special_tokens, text_rows
 
 pytestmark = pytest.mark.golden
 TEXT = GOLDEN / "magi_text"

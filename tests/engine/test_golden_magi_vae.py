@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from engine.models.magi_vae import MagiVAE, MagiVAEConfig, Tiling, to_pictures
-from tests.engine.magi_golden import GOLDEN, cases, error, load_case
+from tests.golden_magi import GOLDEN, cases, error, load_case
 
 pytestmark = pytest.mark.golden
 TOLERANCE = 5e-5

@@ -1,4 +1,8 @@
-"""Reading the MAGI-1 fixtures: cases found in the folder, weights and configurations turned into ours."""
+"""Where the golden tensors of MAGI-1 are, and how a case is read: everything comes from its folder.
+
+The folder is INFERIX_GOLDEN_MAGI, else ../shared/golden_magi beside the checkout, else the subset in
+tests/data/golden_magi. Weights, configurations and texts are turned into ours here.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +30,24 @@ from engine.stages import Distilled, Guided, Plan
 from engine.staggered import StaggeredSampler
 from engine.world import World
 
+ROOT = Path(__file__).parent.parent
 torch.set_num_threads(1)  # tensors this small only make threads wait for one another
-GOLDEN = Path(os.environ.get("INFERIX_GOLDEN_MAGI", "../shared/golden_magi"))
+
+
+def _folder() -> Path:
+    if named := os.environ.get("INFERIX_GOLDEN_MAGI"):
+        return Path(named)
+    beside = ROOT.parent / "shared" / "golden_magi"
+    return beside if beside.is_dir() else ROOT / "tests" / "data" / "golden_magi"
+
+
+GOLDEN = _folder()
 
 
 def cases(group: str) -> list[str]:
-    return sorted(p.stem for p in (GOLDEN / group).glob("*.json"))
+    """Names of the cases of a group: a JSON file with tensors beside it. None: the tests over them are skipped."""
+    files = (GOLDEN / group).glob("*.json")
+    return sorted(p.stem for p in files if p.with_suffix(".safetensors").is_file())
 
 
 def load_case(group: str, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
