@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.kvcache import policy
-from engine.models.presets import File, MissingFiles, Part, Preset
+from engine.models.presets import File, Flow, MissingFiles, Part, Preset
 
 logger = logging.getLogger(__name__)
 DEFAULT_FOLDER = Path.home() / ".cache" / "inferix"
@@ -32,7 +32,7 @@ class Needs:
 
     disk: int
     network: int  # on the device, in bfloat16
-    kv: int  # for one world, at the policy's window, with room to compute the past again
+    kv: int  # for one world and all its branches of guidance, with room to compute the past again
     decoder: int
     text_encoder: int
     working: int  # activations of one block, about
@@ -92,7 +92,7 @@ def needs(preset: Preset, kv: str = "", *, tiny: bool = False) -> Needs:
     return Needs(
         disk=sum(f.bytes for f in preset.files if tiny or f.part != "tiny_decoder"),
         network=s.parameters * BF16_BYTES,
-        kv=(held + preset.recache_room(held)) * frame,
+        kv=(held + preset.recache_room(held)) * frame * (2 if isinstance(preset.sampler, Flow) else 1),
         decoder=s.decoder_parameters * BF16_BYTES,
         text_encoder=s.text_parameters * BF16_BYTES,
         working=tokens * (s.ffn_dim + 12 * s.dim) * BF16_BYTES,
