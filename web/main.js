@@ -2,10 +2,10 @@
 
    1. visit.js finds a world, or starts one → enter()
    2. enter(): the world's socket (connection.js) and its picture (picture.js), each with its own way back
-   3. events come up the socket to hear(); wishes go down it from controls.js and keys.js
+   3. events come up the socket to hear(); wishes go down it through steering.js
    4. render(): all states together become one line and at most one notice (trouble.js) */
 
-import { Api, Credentials, Fault, freshId } from "./api.js";
+import { Api, Credentials, Fault } from "./api.js";
 import { Connection } from "./connection.js";
 import { Controls } from "./controls.js";
 import { Keys } from "./keys.js";
@@ -17,6 +17,7 @@ import { Pulse } from "./pulse.js";
 import { Share } from "./share.js";
 import { Stage } from "./stage.js";
 import { Stats } from "./stats.js";
+import { Steering } from "./steering.js";
 import { Story, clockTime } from "./story.js";
 import { diagnose } from "./trouble.js";
 import { LIVE, Visit } from "./visit.js";
@@ -59,11 +60,13 @@ class Page {
 
   #makeSteering() {
     const { parts, api, visit } = this;
+    const unsent = () => this.controls.note("Not sent: steering is cut off. Try again in a moment.", true);
+    this.steering = new Steering(() => (this.canSteer ? this.socket : null), this.photon, unsent);
     this.controls = new Controls(parts, {
-      onPrompt: (text, mode) => this.say(text, mode), onPause: () => this.togglePause(),
+      onPrompt: (text, mode) => this.say(text, mode), onPause: () => this.steering.pause(visit.session?.state === "paused"),
       onReseed: () => this.reseed(), onFullscreen: () => this.stage.toggleFullscreen(),
     });
-    this.keys = new Keys(parts.keys, (held) => this.hold(held));
+    this.keys = new Keys(parts.keys, (held) => this.steering.hold(held));
     this.notice = new Notice(parts, {
       onAction: (does) => this.act(does),
       onToken: (token) => { this.credentials.remember(token); visit.open(); },
@@ -156,8 +159,8 @@ class Page {
   #welcomed({ session, can_steer: canSteer }) {
     this.canSteer = canSteer;
     this.#load(session);
-    for (const item of this.story.unacked()) this.socket.send({ type: "prompt", id: item.id, text: item.text, mode: item.mode });
-    if (this.keys.held().length) this.hold(this.keys.held());
+    for (const item of this.story.unacked()) this.steering.sayAgain(item);
+    if (this.keys.held().length) this.steering.hold(this.keys.held());
     this.#show();
   }
 
@@ -196,26 +199,11 @@ class Page {
   // --------------------------------------------------------------------------------------- what is wished
 
   say(text, mode) {
-    const id = freshId("p");
-    const at = performance.now();
-    if (!this.#send({ type: "prompt", id, text, mode, ...this.#seen() })) return false;
-    this.photon.sent(id, "prompt", at);
+    const id = this.steering.say(text, mode);
+    if (!id) return false;
     this.story.sent(id, text, mode);
     this.controls.note("");
     return true;
-  }
-
-  hold(held) {
-    if (!this.socket || !this.canSteer) return;
-    const wasHeld = this.heldBefore ?? "";
-    this.heldBefore = held.join();
-    if (this.heldBefore === wasHeld) return this.socket.send({ type: "action", keys: held });
-    const id = freshId("a");
-    if (this.socket.send({ type: "action", id, keys: held, ...this.#seen() }) && held.length) this.photon.sent(id, "key", performance.now());
-  }
-
-  togglePause() {
-    if (this.visit.session) this.#send({ type: this.visit.session.state === "paused" ? "resume" : "pause", id: freshId("x") });
   }
 
   /** A world that only we see goes; one that others see, or that goes elsewhere too, stays. */
@@ -230,18 +218,6 @@ class Page {
     this.visit.again();
     if (this.socket?.state === "waiting") this.socket.open();
     if (this.picture.state === "waiting") this.picture.connect();
-  }
-
-  #send(message) {
-    if (!this.canSteer) return false;
-    if (this.socket?.send(message)) return true;
-    this.controls.note("Not sent: steering is cut off. Try again in a moment.", true);
-    return false;
-  }
-
-  #seen() {
-    const mediaMs = this.photon.mediaMs();
-    return mediaMs === null ? {} : { seen_ms: Math.round(mediaMs) };
   }
 
   // ------------------------------------------------------------------------------------------ what is seen

@@ -76,9 +76,10 @@ export class Pulse {
   }
 
   #custom(metrics) {
-    const drifts = Object.entries(metrics).filter(([name]) => /^drift\b/.test(name));
-    const others = Object.entries(metrics).filter(([name]) => !/^drift\b/.test(name));
-    if (drifts.length) this.stats.set("drift", metrics.drift ?? Math.max(...drifts.map(([, value]) => value)), drifts.map(([name, value]) => `${name} ${value.toFixed(2)}`).join(", "));
+    const { drift, ...rest } = metrics;
+    const others = Object.entries(rest);
+    const measures = others.filter(([name]) => name.startsWith("drift_")).map(([name, value]) => `${name.slice(6)} ${value.toFixed(2)}`);
+    if (drift !== undefined) this.stats.set("drift", drift, measures.join(", "));
     this.metrics.replaceChildren(...others.map(([name, value]) => {
       const pair = document.createElement("div");
       for (const [tag, text] of [["dt", name.replace(/_bytes$/, "").replaceAll("_", " ")], ["dd", amount(name, value)]]) pair.append(Object.assign(document.createElement(tag), { textContent: text }));

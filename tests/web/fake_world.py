@@ -169,7 +169,7 @@ class FakeWorld:
             "late_blocks": 0, "stretched_ms": 0.0, "viewers": len(self.peers),
             "kv_bytes": {"device": 9_400_000, "host": min(40_000_000, self.frame * 20_000)}, "bitrate": 400_000,
             "block": self.frame // FRAMES_PER_BLOCK, "media_ms": self._media_ms(),
-            "metrics": {"drift": 0.08 + 0.05 * wave, "sharpness": 0.81},
+            "metrics": {"drift": 0.08 + 0.05 * wave, "drift_clarity": 0.08, "sharpness": 0.81},
         }  # fmt: skip
 
 

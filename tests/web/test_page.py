@@ -276,6 +276,7 @@ def test_the_strip_and_the_waterfall_tell_what_was_measured(fake: FakeServer, pa
         "decode",
     ]
     assert "sharpness" in page.inner_text("#metrics")
+    assert "clarity 0.08" in page.get_attribute("#stat-drift", "title")
 
 
 def test_everything_comes_from_the_server_itself(fake: FakeServer, page: Any) -> None:
