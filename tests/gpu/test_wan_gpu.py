@@ -1,4 +1,4 @@
-"""The Wan network on a CUDA device against float32 on a CPU: half precision, compiled layers, all attention backends."""
+"""The Wan network on a CUDA device against float32 on a CPU: half precision, compiled layers, attention backends."""
 
 from __future__ import annotations
 
