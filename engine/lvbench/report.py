@@ -137,7 +137,8 @@ def _numbers(verdict: Verdict) -> str:
     )
     return (
         f"<div class=tables><div class=scroll><table><thead><tr><th>drift</th><th>sum</th><th>mean</th>"
-        f"<th class=series>quality of parts 1–{len(verdict.pictures)}</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f"<th class=series>quality of parts 1–{len(verdict.pictures)}</th></tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
         f"<div class=scroll><table><thead><tr><th>whole video</th><th>0–1</th></tr></thead>"
         f"<tbody>{vbench}</tbody></table></div></div>"
     )
