@@ -18,6 +18,8 @@ from server.messages import MAX_MESSAGE_BYTES
 from server.routes.context import Core
 from server.settings import Settings, SettingsError, from_arguments
 
+log = logging.getLogger(__name__)
+
 REQUESTS_S = 3
 
 
@@ -51,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
         level=settings.log_level.upper(), format="%(asctime)s %(levelname).1s %(name)s %(message)s", force=True
     )
     logging.getLogger("aioice").setLevel(logging.WARNING)
+    if not settings.listens_on_loopback_only and settings.token_file is None:
+        log.warning("no token file: anybody who reaches %s may watch, only this machine may steer", settings.host)
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, _already_handled)  # uvicorn raises the signal again when it is done; we exit 0
     server.run()
@@ -67,6 +71,7 @@ def make_server(settings: Settings) -> DrainingServer:
         log_config=None,
         proxy_headers=False,
         server_header=False,
+        limit_concurrency=settings.limits.connections,
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_ping_interval=10,
         ws_ping_timeout=10,

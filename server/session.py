@@ -71,6 +71,7 @@ class Session:
         self.queue_position: int | None = None
         self.generation = 0  # worlds asked for so far
         self.pause_reason = ""
+        self.listeners = 0  # WebSockets
         self.born_s = self.watched_s = self.steered_s = self.changed_s = self._loop.time()
         self.history = History()
         self.holds = Holds(self.release)

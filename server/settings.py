@@ -69,7 +69,9 @@ class Limits:
     sessions_per_token: int = 4
     queued: int = 16
     viewers: int = 64  # per session
+    listeners: int = 256  # WebSockets per session
     outputs: int = 8  # per session
+    connections: int = 4000  # of any kind, to the whole server
     pause_after_s: float = 20.0  # nobody watches
     idle_s: float = 600.0
     lifetime_s: float = 24 * 3600.0

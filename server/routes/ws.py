@@ -53,7 +53,14 @@ async def connect(websocket: WebSocket, id: str) -> None:
     except Problem as problem:
         await websocket.close(CLOSE_CODES.get(problem.status, TRY_AGAIN), problem.detail[:120])
         return
-    await Conversation(websocket, core, session, identity).run(after)
+    if session.listeners >= core.settings.limits.listeners:
+        await websocket.close(TRY_AGAIN, "too many connections to this session")
+        return
+    session.listeners += 1
+    try:
+        await Conversation(websocket, core, session, identity).run(after)
+    finally:
+        session.listeners -= 1
 
 
 class Conversation:

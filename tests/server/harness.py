@@ -56,7 +56,7 @@ class Live:
 
 
 @contextlib.asynccontextmanager
-async def live(settings: Settings, headers: dict[str, str] | None = None) -> AsyncIterator[Live]:
+async def live(settings: Settings, ready_s: float = 10.0) -> AsyncIterator[Live]:
     server = make_server(settings)
     task = asyncio.create_task(server.serve())
     try:
@@ -65,8 +65,8 @@ async def live(settings: Settings, headers: dict[str, str] | None = None) -> Asy
             task.result()
         port = server.servers[0].sockets[0].getsockname()[1]
         core: Core = server._core
-        await until(lambda: core.link.ready)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=20) as http:
+        await until(lambda: core.link.ready, ready_s)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
             yield Live(core, port, http)
     finally:
         server.should_exit = True
