@@ -7,8 +7,9 @@ bytes, which may open nothing else: what a path or a playlist inside points to i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 import av
 import av.container
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from engine.generator import Block, Generator
 from engine.models import Geometry
+from engine.samplers import Beginner
 from engine.world import World
 
 MAX_START_S = 20.0  # of a clip; what comes after is not read
@@ -27,6 +29,10 @@ MAX_PIXELS = 64_000_000  # of one picture in the file
 FORMATS = frozenset(
     {"png_pipe", "jpeg_pipe", "webp_pipe", "bmp_pipe", "gif", "mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "mpegts"}
 )
+
+
+Conditions: TypeAlias = Callable[[Tensor], dict[str, Tensor]]
+"""What some models have as `picture_conditions`: a picture (H, W, 3) to the `extra` signals of a world."""
 
 
 class StartError(ValueError):
@@ -37,15 +43,22 @@ class StartError(ValueError):
 def begin(generator: Generator, world: World) -> list[Block]:
     """Let a newly opened world begin from the file its spec names; its first blocks, to be decoded like any others.
 
-    Without such a file there are none. Raises StartError.
+    Without such a file there are none; nor with a model that is conditioned on a picture all along. Raises StartError.
     """
     path, encoder, geometry = world.spec.start_picture, world.model.encoder, world.model.geometry
+    conditions: Conditions | None = getattr(world.model, "picture_conditions", None)
+    if path is None and conditions is not None:
+        raise StartError(f"start_picture: {world.model.name} starts from a picture, got none")
     if path is None:
+        return []
+    if conditions is not None:
+        world.extra = conditions(read_pictures(Path(path), geometry)[0])
         return []
     if encoder is None:
         raise StartError(f"start_picture: {world.model.name} cannot start from a picture, got {path!r}")
     pictures = read_pictures(Path(path), geometry)
-    return generator.prefill(world, encoder.encode(filled(pictures, geometry)))
+    fitted = whole_frames if isinstance(world.sampler, Beginner) else filled
+    return generator.prefill(world, encoder.encode(fitted(pictures, geometry)))
 
 
 def read_pictures(path: Path, geometry: Geometry) -> Tensor:
@@ -74,6 +87,12 @@ def filled(pictures: Tensor, geometry: Geometry) -> Tensor:
     wanted = geometry.pictures_before(geometry.block_start(blocks))
     held = pictures[-1:].expand(max(0, wanted - count), -1, -1, -1)
     return torch.cat((pictures, held))[:wanted]
+
+
+def whole_frames(pictures: Tensor, geometry: Geometry) -> Tensor:
+    """For samplers that need no whole blocks: as many pictures as fill latent frames, or the first one alone."""
+    count = len(pictures) // geometry.pictures_per_frame * geometry.pictures_per_frame
+    return pictures[: count or 1]
 
 
 def _sampled(path: Path, geometry: Geometry) -> Iterator[NDArray[np.uint8]]:

@@ -220,7 +220,7 @@ class MagiVAE(nn.Module):
         return tiled(run, latents, patches, sizes, self.tiling.overlap, against_blended=False)
 
     def encode(self, pictures: Tensor) -> Tensor:
-        """(N, H, W, 3) uint8 -> latents (F, C, H, W) as the transformer knows them."""
+        """(N, H, W, 3) uint8, N = 1 or a multiple of 4 -> latents (F, C, H, W) as the transformer knows them."""
         video = pictures.to(self._dtype) / PIXEL_HALF_RANGE - 1
         return self.encode_mean(video.permute(3, 0, 1, 2)[None])[0].transpose(0, 1) * LATENT_SCALE
 
