@@ -13,9 +13,16 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from engine.__main__ import main
-from engine.journal import load
+from engine.config import EngineConfig
+from engine.decoder import Pictures, decode
+from engine.generator import Block
+from engine.journal import load, replay
+from engine.loader import load as load_model
+from engine.loader import plan
 from engine.models import presets
 from engine.protocol import (
     ActionState,
@@ -42,6 +49,7 @@ from engine.protocol import (
     WantProfile,
     WorldChanged,
 )
+from engine.world import World
 from tests import toy_preset
 from tests.engine_process import EngineProcess, EngineThread
 
@@ -349,6 +357,39 @@ def test_a_world_that_would_spoil_the_others_is_refused_as_busy(settings: dict[s
     engine.send(Shutdown())
     engine.drain()
     assert engine.ended() == 0
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_world_that_was_lived_is_replayed_bit_for_bit_from_its_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paused, steered at moments of no particular kind, beside another world: its latents are what its journal says."""
+    lived: list[Tensor] = []
+
+    def kept(world: World, block: Block, name: str | None = None) -> Pictures:
+        if name == "w":
+            lived.append(block.latents.clone())
+        return decode(world, block, name)
+
+    monkeypatch.setattr("engine.decoding.decode", kept)
+    engine = EngineThread(journal_dir=tmp_path, max_load=16)
+    engine.open("w", prompts=(PromptChange(0.0, "a"), PromptChange(1.5, "c")), seed=4)
+    engine.open("other", seed=5)
+    for block, steer in ((1, {"action": ActionState(keys=("right",))}), (2, {"prompt": PromptChange(0.0, "b")})):
+        engine.wait_for(Packet, lambda p: p.world == "w" and p.block == block)  # noqa: B023
+        engine.send(Steer(f"s{block}", "w", **steer), Pause("w"), Resume("w"))
+    engine.wait_for(Packet, lambda p: p.world == "w" and p.block == 6)
+    engine.send(Shutdown())
+    engine.drain()
+    assert engine.ended() == 0
+    journal = load(tmp_path / "w.jsonl")
+    assert len(journal.changes) == 2 and len(lived) >= 7
+    again: list[Tensor] = []
+    loaded = load_model("toy", EngineConfig(0), lambda: None)
+    world = plan(loaded, journal.opening.spec, None).open()
+    for _ in replay(journal, world, len(lived), lambda: again.append(loaded.generator.next_block(world).latents)):
+        pass
+    assert all(torch.equal(a, b) for a, b in zip(lived, again, strict=True))
 
 
 @pytest.mark.usefixtures("toy")
