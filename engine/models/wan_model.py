@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -28,6 +28,7 @@ from engine.models import (
     Prompt,
     umt5,
 )
+from engine.models.clip_vision import ClipConfig, ClipVision
 from engine.models.presets import LoadOptions, Part, Preset
 from engine.models.taehv import Taehv, TaehvDecoder, fitted
 from engine.models.umt5 import UMT5, UMT5Sizes
@@ -47,6 +48,7 @@ class Architecture:
     network: WanConfig = WanConfig()
     vae: VaeConfig = VaeConfig()
     text: UMT5Sizes = UMT5Sizes()
+    clip: ClipConfig = ClipConfig()
 
 
 _14B = WanConfig(dim=5120, ffn_dim=13824, num_heads=40, num_layers=40)
@@ -136,6 +138,41 @@ class WanModel:
         return self._digest
 
 
+@dataclass(eq=False)
+class WanImageModel(WanModel):
+    """An image-to-video model: every block of a world is conditioned on one picture, seen twice.
+
+    CLIP tokens are attended to beside the text; and the picture's own latents, behind a mask that says which frames are
+    given, are joined to the noisy ones.
+    """
+
+    vae: WanVae | None = None
+    clip: ClipVision | None = None
+
+    @torch.inference_mode()
+    def picture_conditions(self, picture: Tensor) -> dict[str, Tensor]:
+        """(H, W, 3) uint8 -> what a world's blocks are conditioned on (`BlockSignals.extra`)."""
+        assert self.vae is not None and self.clip is not None
+        seen = picture.to(self.device).permute(2, 0, 1)[None].float() / 127.5 - 1  # (1, 3, H, W)
+        frames, per_frame = self.geometry.frames_per_block, self.geometry.pictures_per_frame
+        video = seen.new_zeros(1, 3, 1 + (frames - 1) * per_frame, *seen.shape[2:])
+        video[:, :, 0] = seen
+        latents = self.vae.encode(video.to(self.vae.conv2.weight.dtype)).transpose(1, 2).to(self.dtype)
+        mask = latents.new_zeros(1, frames, per_frame, *latents.shape[3:])
+        mask[:, 0] = 1
+        return {"clip": self.clip(seen).to(self.dtype), "picture": torch.cat((mask, latents), dim=2)}
+
+    def condition(self, signals: BlockSignals) -> WanConditioning:
+        """Without a picture, nothing is given: zeros stand in."""
+        if "picture" not in signals.extra:
+            g, config = self.geometry, self.network.config
+            shape = (1, g.frames_per_block, config.in_dim - config.out_dim, g.latent.height, g.latent.width)
+            nothing = {"picture": torch.zeros(shape, device=self.device, dtype=self.dtype)}
+            tokens = torch.zeros(1, 1, config.clip_dim or 1, device=self.device, dtype=self.dtype)
+            signals = replace(signals, extra={**signals.extra, **nothing, "clip": tokens})
+        return super().condition(signals)
+
+
 def mix(before: Tensor, after: Tensor, weight: float, how: Blend) -> Tensor:
     """Between two embeddings (1, L, D): on the straight line, or row by row on the arc (and on the length's line).
 
@@ -191,7 +228,7 @@ def load(preset: Preset, options: LoadOptions) -> WanModel:
     vae = load_vae(sizes.vae, files["decoder"], place)
     text_place = (device, torch.bfloat16)  # as the file is; float32 would be 23 GB
     text = UMT5(files["text_encoder"], files["tokenizer"], sizes.text, text_place, keep=options.keep_text_encoder)
-    return WanModel(
+    model = WanModel(
         name=preset.name,
         geometry=shape,
         network=network,
@@ -201,6 +238,10 @@ def load(preset: Preset, options: LoadOptions) -> WanModel:
         switch=preset.switch,
         blend=preset.blend,
     )
+    if "image_encoder" not in files:
+        return model
+    values = {f.name: getattr(model, f.name) for f in fields(model) if f.init}
+    return WanImageModel(**values, vae=vae, clip=load_clip(sizes.clip, files["image_encoder"], place))
 
 
 def verify(preset: Preset, files: Mapping[Part, Path]) -> None:
@@ -210,6 +251,8 @@ def verify(preset: Preset, files: Mapping[Part, Path]) -> None:
     load_vae(sizes.vae, files["decoder"], meta)
     if "tiny_decoder" in files:
         _tiny(files["tiny_decoder"], meta)
+    if "image_encoder" in files:
+        load_clip(sizes.clip, files["image_encoder"], meta)
     umt5.load(umt5.build(sizes.text), weights.read(files["text_encoder"]), sizes.text.layers, *meta)
 
 
@@ -236,6 +279,19 @@ def load_vae(config: VaeConfig, checkpoint: Path, place: Place) -> WanVae:
         tensors = weights.renamed(tensors, vae_names(config), checkpoint)
     weights.assign(vae, tensors, *place, checkpoint)
     return vae
+
+
+def load_clip(config: ClipConfig, checkpoint: Path, place: Place) -> ClipVision:
+    """The picture's half of a CLIP checkpoint."""
+    with torch.device("meta"):
+        clip = ClipVision(config)
+    visual = {
+        name.removeprefix("visual."): value
+        for name, value in weights.read(checkpoint).items()
+        if name.startswith("visual.")
+    }
+    weights.assign(clip, visual, *place, checkpoint)
+    return clip
 
 
 def _tiny(checkpoint: Path, place: Place) -> TaehvDecoder:
