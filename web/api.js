@@ -65,12 +65,18 @@ export class Api {
     let response;
     try {
       response = await fetch(path, {
-        method, body, headers: { ...this.credentials.headers(), ...headers },
-        signal: AbortSignal.timeout(this.deadlineMs), cache: "no-store",
+        method,
+        body,
+        headers: { ...this.credentials.headers(), ...headers },
+        signal: AbortSignal.timeout(this.deadlineMs),
+        cache: "no-store",
       });
     } catch (error) {
       const late = error.name === "TimeoutError";
-      throw new Fault("unreachable", late ? `no answer within ${this.deadlineMs / 1000} s` : "the server cannot be reached");
+      throw new Fault(
+        "unreachable",
+        late ? `no answer within ${this.deadlineMs / 1000} s` : "the server cannot be reached",
+      );
     }
     if (!response.ok) throw await faultOf(response);
     return response;
@@ -92,5 +98,8 @@ async function faultOf(response) {
   const retryAfterS = Number(response.headers.get("Retry-After")) || 0;
   const problem = await response.json().catch(() => ({}));
   const detail = (problem.errors ?? []).map((e) => `${e.where}: ${e.message}`).join("; ") || problem.detail;
-  return new Fault(problem.code ?? `http-${response.status}`, detail ?? response.statusText, { status: response.status, retryAfterS });
+  return new Fault(problem.code ?? `http-${response.status}`, detail ?? response.statusText, {
+    status: response.status,
+    retryAfterS,
+  });
 }

@@ -3,7 +3,13 @@
 
 const SILENCE_MS = 12_000; // no message for so long, although we ping: the line is dead
 const PING_MS = 4_000;
-const FINAL = new Map([[1000, "over"], [4401, "token"], [4403, "forbidden"], [4404, "gone"]]);
+const PERSONAL = new Set(["ack", "pong", "error"]);
+const FINAL = new Map([
+  [1000, "over"],
+  [4401, "token"],
+  [4403, "forbidden"],
+  [4404, "gone"],
+]);
 
 /** Growing pauses with jitter, so that a thousand pages do not come back in the same instant. */
 export class Backoff {
@@ -31,7 +37,7 @@ export class Connection {
     this.onEvent = onEvent;
     this.onState = onState;
     this.backoff = new Backoff();
-    this.lastSeq = 0;
+    this.lastSeq = null;
     this.state = "connecting";
     this.why = "";
     this.retryAt = 0;
@@ -66,19 +72,24 @@ export class Connection {
   #address() {
     const url = new URL(this.path, location.href);
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
-    if (this.lastSeq) url.searchParams.set("after", this.lastSeq);
+    if (this.lastSeq !== null) url.searchParams.set("after", this.lastSeq);
     return url.href;
   }
 
   #hear(event) {
     this.heardAt = performance.now();
-    // A welcome's number is ahead of the missed events that follow it: only they may move ours, or a second loss would skip them.
-    if (event.type !== "welcome" || event.gap || !this.lastSeq) this.lastSeq = Math.max(this.lastSeq, event.seq ?? 0);
+    this.#count(event);
     if (event.type === "welcome") {
       this.backoff.reset();
       this.#become("open");
     }
     this.onEvent(event);
+  }
+
+  /** What only we are sent repeats the latest number, ahead of missed events still on their way: it does not count. */
+  #count({ type, seq, gap }) {
+    const isOurs = PERSONAL.has(type) || (type === "welcome" && this.lastSeq !== null && !gap);
+    if (!isOurs) this.lastSeq = Math.max(this.lastSeq ?? 0, seq ?? 0);
   }
 
   #lost(code) {

@@ -7,7 +7,10 @@ export class Controls {
   constructor(page, { onPrompt, onPause, onReseed, onFullscreen }) {
     this.page = page;
     this.onPrompt = onPrompt;
-    page.say.onsubmit = (event) => { event.preventDefault(); this.#submit(); };
+    page.say.onsubmit = (event) => {
+      event.preventDefault();
+      this.#submit();
+    };
     page.prompt.addEventListener("keydown", (event) => event.key === "Escape" && page.stage.focus());
     page.pause.onclick = onPause;
     page.reseed.onclick = onReseed;
@@ -56,7 +59,8 @@ export class Controls {
   #shortcuts(actions) {
     document.addEventListener("keydown", (event) => {
       const isFree = event.target === document.body || event.target === this.page.stage;
-      if (!isFree || event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || !actions[event.key]) return;
+      if (!isFree || event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented || !actions[event.key])
+        return;
       event.preventDefault();
       actions[event.key]();
     });

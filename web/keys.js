@@ -1,15 +1,31 @@
-/* Held keys: what the model calls its keys, which key or finger holds them, and letting go when nobody is looking any more.
+/* Held keys: what the model calls its keys, which key or finger holds them, and letting go when nobody looks any more.
    Knows the keyboard and the on-screen buttons; sends nothing itself. */
 
 const HELD_AGAIN_MS = 1_000; // a held key is said again, so that a lost message cannot let a world run on alone
 
 /** Physical keys that mean a model's key, whatever the keyboard's language. */
 const CODES = {
-  left: ["ArrowLeft", "KeyA"], right: ["ArrowRight", "KeyD"],
-  up: ["ArrowUp", "KeyW"], forward: ["ArrowUp", "KeyW"], down: ["ArrowDown", "KeyS"], back: ["ArrowDown", "KeyS"], backward: ["ArrowDown", "KeyS"],
-  jump: ["Space"], space: ["Space"], fast: ["ShiftLeft", "ShiftRight"], run: ["ShiftLeft", "ShiftRight"], shift: ["ShiftLeft", "ShiftRight"], sprint: ["ShiftLeft", "ShiftRight"],
-  look_left: ["KeyJ"], look_right: ["KeyL"], look_up: ["KeyI"], look_down: ["KeyK"], use: ["KeyE"], attack: ["KeyF"],
-  zoom_in: ["Equal", "NumpadAdd"], zoom_out: ["Minus", "NumpadSubtract"],
+  left: ["ArrowLeft", "KeyA"],
+  right: ["ArrowRight", "KeyD"],
+  up: ["ArrowUp", "KeyW"],
+  forward: ["ArrowUp", "KeyW"],
+  down: ["ArrowDown", "KeyS"],
+  back: ["ArrowDown", "KeyS"],
+  backward: ["ArrowDown", "KeyS"],
+  jump: ["Space"],
+  space: ["Space"],
+  fast: ["ShiftLeft", "ShiftRight"],
+  run: ["ShiftLeft", "ShiftRight"],
+  shift: ["ShiftLeft", "ShiftRight"],
+  sprint: ["ShiftLeft", "ShiftRight"],
+  look_left: ["KeyJ"],
+  look_right: ["KeyL"],
+  look_up: ["KeyI"],
+  look_down: ["KeyK"],
+  use: ["KeyE"],
+  attack: ["KeyF"],
+  zoom_in: ["Equal", "NumpadAdd"],
+  zoom_out: ["Minus", "NumpadSubtract"],
 };
 const SIGNS = { left: "←", right: "→", up: "↑", forward: "↑", down: "↓", back: "↓", backward: "↓" };
 
@@ -83,7 +99,10 @@ export class Keys {
       button.setPointerCapture(event.pointerId);
       this.#hold(name, `pointer-${event.pointerId}`);
     };
-    button.onpointerup = button.onpointercancel = button.onlostpointercapture = (event) => this.#letGo(name, `pointer-${event.pointerId}`);
+    button.onpointerup =
+      button.onpointercancel =
+      button.onlostpointercapture =
+        (event) => this.#letGo(name, `pointer-${event.pointerId}`);
     button.oncontextmenu = (event) => event.preventDefault();
     button.onkeydown = (event) => !event.repeat && PRESS.has(event.code) && this.#hold(name, "press");
     button.onkeyup = (event) => PRESS.has(event.code) && this.#letGo(name, "press");
@@ -108,6 +127,7 @@ function label(code) {
 function isFor(target, code) {
   if (!(target instanceof Element)) return false;
   if (target.matches("button, a, summary, [popover]")) return PRESS.has(code);
-  if (target.matches("input:not([type=checkbox]), textarea")) return !(target.id === "prompt" && target.value === "" && code.startsWith("Arrow"));
+  if (target.matches("input:not([type=checkbox]), textarea"))
+    return !(target.id === "prompt" && target.value === "" && code.startsWith("Arrow"));
   return target.matches("select, input") || target.isContentEditable;
 }

@@ -20,6 +20,7 @@ import { Stats } from "./stats.js";
 import { Steering } from "./steering.js";
 import { Story, clockTime } from "./story.js";
 import { diagnose } from "./trouble.js";
+import { View } from "./view.js";
 import { LIVE, Visit } from "./visit.js";
 import { Waterfall } from "./waterfall.js";
 import { Worlds } from "./worlds.js";
@@ -30,13 +31,14 @@ const LATE_S = 3;
 class Page {
   constructor(parts) {
     this.parts = parts;
-    this.credentials = new Credentials();
-    this.api = new Api(this.credentials);
+    this.api = new Api(new Credentials());
     this.socket = null;
     this.canSteer = true;
     this.visit = new Visit(this.api, {
-      onModels: (models) => this.worlds.offer(models), onLeave: () => this.#leave(),
-      onEnter: (session) => this.#enter(session), onChange: () => this.render(),
+      onModels: (models) => this.worlds.offer(models),
+      onLeave: () => this.#leave(),
+      onEnter: (session) => this.#enter(session),
+      onChange: () => this.render(),
     });
     this.#makeWatching();
     this.#makeSteering();
@@ -48,14 +50,20 @@ class Page {
     this.photon = new Photon((measured) => this.#measured(measured));
     this.picture = new Picture(parts.video, api, {
       onState: () => this.render(),
-      onFrame: (rtp, at) => { this.photon.frame(rtp, at); this.pulse.frameShown(); },
+      onFrame: (rtp, at) => {
+        this.photon.frame(rtp, at);
+        this.pulse.frameShown();
+      },
       onOrigin: (origin) => this.photon.setOrigin(origin),
     });
     this.stage = new Stage(parts);
     this.stats = new Stats(parts.stats);
     this.pulse = new Pulse(this.picture, this.stats, parts.metrics);
     this.waterfall = new Waterfall(parts.waterfall, parts.legend);
-    this.story = new Story(parts.story, (text) => { parts.prompt.value = text; parts.prompt.focus(); });
+    this.story = new Story(parts.story, (text) => {
+      parts.prompt.value = text;
+      parts.prompt.focus();
+    });
   }
 
   #makeSteering() {
@@ -63,17 +71,20 @@ class Page {
     const unsent = () => this.controls.note("Not sent: steering is cut off. Try again in a moment.", true);
     this.steering = new Steering(() => (this.canSteer ? this.socket : null), this.photon, unsent);
     this.controls = new Controls(parts, {
-      onPrompt: (text, mode) => this.say(text, mode), onPause: () => this.steering.pause(visit.session?.state === "paused"),
-      onReseed: () => this.reseed(), onFullscreen: () => this.stage.toggleFullscreen(),
+      onPrompt: (text, mode) => this.say(text, mode),
+      onPause: () => this.steering.pause(visit.session?.state === "paused"),
+      onReseed: () => this.reseed(),
+      onFullscreen: () => this.stage.toggleFullscreen(),
     });
     this.keys = new Keys(parts.keys, (held) => this.steering.hold(held));
-    this.notice = new Notice(parts, {
+    const notice = new Notice(parts, {
       onAction: (does) => this.act(does),
-      onToken: (token) => { this.credentials.remember(token); visit.open(); },
+      onToken: (token) => visit.openAs(token),
     });
+    this.view = new View(parts, notice);
     this.worlds = new Worlds(parts, api, {
-      onJoin: (session) => { parts.worlds.hidePopover(); visit.join(session); },
-      onCreate: (wish) => { parts.worlds.hidePopover(); visit.start(wish); },
+      onJoin: (session) => visit.join(session),
+      onCreate: (wish) => visit.start(wish),
       mayEnd: (session) => visit.owns(session),
     });
     this.outputs = new Outputs(parts, api);
@@ -84,7 +95,10 @@ class Page {
     window.addEventListener("pagehide", () => this.picture.leave());
     window.addEventListener("pageshow", (event) => event.persisted && this.visit.open());
     window.addEventListener("online", () => this.act("retry"));
-    document.addEventListener("visibilitychange", () => !document.hidden && this.socket?.state === "waiting" && this.act("retry"));
+    document.addEventListener(
+      "visibilitychange",
+      () => !document.hidden && this.socket?.state === "waiting" && this.act("retry"),
+    );
     setInterval(() => this.#tick(), 1000);
   }
 
@@ -101,13 +115,17 @@ class Page {
 
   #enter(session) {
     this.canSteer = !this.visit.isViewer();
-    const search = this.credentials.access ? `?access=${encodeURIComponent(this.credentials.access)}` : "";
+    const { access } = this.api.credentials;
+    const search = access ? `?access=${encodeURIComponent(access)}` : "";
     history.replaceState(null, "", session.urls.page + search);
     this.#load(session);
     this.controls.suggest(session.suggestions ?? []);
     this.keys.offer(session.action_keys ?? []);
     this.stage.setSize(session.width, session.height);
-    this.socket = new Connection(session.urls.ws, this.credentials, { onEvent: (event) => this.hear(event), onState: (socket) => this.#reached(socket) });
+    this.socket = new Connection(session.urls.ws, this.api.credentials, {
+      onEvent: (event) => this.hear(event),
+      onState: (socket) => this.#reached(socket),
+    });
     this.#show();
   }
 
@@ -124,7 +142,8 @@ class Page {
   #show() {
     const { session } = this.visit;
     const hasPicture = ["starting", "running", "paused"].includes(session.state);
-    if (hasPicture && this.picture.state === "idle") this.picture.start(session.urls.whep, this.visit.me.ice_servers ?? []);
+    if (hasPicture && this.picture.state === "idle")
+      this.picture.start(session.urls.whep, this.visit.me.ice_servers ?? []);
     if (!LIVE.has(session.state)) this.picture.stop();
     this.render();
   }
@@ -142,16 +161,19 @@ class Page {
   hear(event) {
     const { session } = this.visit;
     const act = {
-      "welcome": () => this.#welcomed(event),
-      "ack": () => this.story.acked(event.id),
-      "state": () => this.#changed(event),
-      "block": () => this.waterfall.add(event, session.fps),
-      "stats": () => this.pulse.told(event),
-      "viewers": () => { session.viewers = event.viewers; this.render(); },
-      "output": () => this.#outputChanged(event.output),
+      welcome: () => this.#welcomed(event),
+      ack: () => this.story.acked(event.id),
+      state: () => this.#changed(event),
+      block: () => this.waterfall.add(event, session.fps),
+      stats: () => this.pulse.told(event),
+      viewers: () => {
+        session.viewers = event.viewers;
+        this.render();
+      },
+      output: () => this.#outputChanged(event.output),
       "signal.applied": () => this.#applied(event),
       "signal.shown": () => this.photon.shown(event.id, event.pts),
-      "error": () => this.#refused(event),
+      error: () => this.#refused(event),
     }[event.type];
     act?.(); // an event of a later version is no reason to stop
   }
@@ -166,7 +188,8 @@ class Page {
 
   #changed({ state, reason, queue_position: place }) {
     const { session } = this.visit;
-    if (state === "starting" && ["running", "paused"].includes(session.state)) session.restarts = (session.restarts ?? 0) + 1;
+    if (state === "starting" && ["running", "paused"].includes(session.state))
+      session.restarts = (session.restarts ?? 0) + 1;
     Object.assign(session, { state, reason, queue_position: place });
     if (state === "running") this.pulse.expectFrames();
     this.#show();
@@ -176,19 +199,19 @@ class Page {
     if (event.signal !== "prompt") return;
     this.story.applied(event);
     this.controls.note(event.ignored?.length ? `Not understood: ${event.ignored.join(", ")}` : "");
-    this.announce(`In force from block ${event.block}: ${this.story.current().text}`);
+    this.view.announce(`In force from block ${event.block}: ${this.story.current().text}`);
     this.render();
   }
 
   #refused({ id, message }) {
     if (id && this.story.has(id)) this.story.refused(id, message);
     this.controls.note(message, true);
-    this.announce(message);
+    this.view.announce(message);
   }
 
   #outputChanged(output) {
     this.outputs.changed(output);
-    if (output.kind === "rtmp") this.announce(`Broadcast to ${output.target}: ${output.state} ${output.reason}`);
+    if (output.kind === "rtmp") this.view.announce(`Broadcast to ${output.target}: ${output.state} ${output.reason}`);
   }
 
   #measured({ kind, ms }) {
@@ -222,50 +245,33 @@ class Page {
 
   // ------------------------------------------------------------------------------------------ what is seen
 
-  announce(text) {
-    this.parts.live.textContent = text;
-  }
-
   render() {
-    const { parts } = this;
     const { session } = this.visit;
+    const hasPicture = this.picture.state === "playing";
     const seen = diagnose(this.#situation());
-    if (document.body.dataset.phase !== seen.phase) this.announce(seen.notice ? `${seen.notice.title}. ${seen.notice.text}` : seen.status);
-    document.body.dataset.phase = seen.phase;
-    document.body.dataset.role = this.canSteer ? "player" : "spectator";
-    const isOver = !session || !LIVE.has(session.state);
-    for (const part of document.querySelectorAll("[data-world]")) part.inert = isOver;
-    parts["status-text"].textContent = seen.status;
-    parts.watching.hidden = !session?.viewers || this.picture.state !== "playing";
-    parts.watching.textContent = session?.viewers ? `${session.viewers} watching` : "";
-    parts["paused-flag"].hidden = seen.phase !== "paused";
-    this.notice.show(seen.notice);
+    this.view.show(seen, { session, hasPicture, canSteer: this.canSteer, prompt: this.#prompt() });
     this.controls.showPaused(session?.state === "paused");
-    this.#name();
   }
 
   #prompt() {
-    const said = this.story.current();
-    return said?.scene || said?.text || this.visit.session?.prompt;
-  }
-
-  #name() {
-    const prompt = this.#prompt();
-    document.title = prompt ? `${prompt} · Inferix` : "Inferix";
-    this.parts.video.setAttribute("aria-label", prompt ? `Live picture: ${prompt}` : "Live picture of the world");
+    return this.story.inForce() || this.visit.session?.prompt;
   }
 
   #situation() {
-    const { opening, session, engine } = this.visit;
-    const isMoving = this.pulse.silence().pictureS < LATE_S;
-    return { opening, session, engine, socket: this.socket, picture: this.picture, now: performance.now(), host: location.hostname, mayCreate: !this.visit.isViewer(), isMoving, isSlow: this.pulse.isSlow() };
+    const { visit, socket, picture, pulse } = this;
+    const { opening, session, engine } = visit;
+    const states = { opening, session, engine, socket, picture };
+    const flow = { isMoving: pulse.silence().pictureS < LATE_S, isSlow: pulse.isSlow() };
+    return { ...states, ...flow, now: performance.now(), host: location.hostname, mayCreate: !visit.isViewer() };
   }
 
   async #tick() {
-    await Promise.all([this.pulse.beat(), this.visit.session?.state === "queued" && this.visit.askEngine().catch(() => {})]); // asked again in a second
     const { session } = this.visit;
+    if (session?.state === "queued") await this.visit.askEngine().catch(() => {}); // asked again in a second
+    await this.pulse.beat();
     const { pictureS, engineS } = this.pulse.silence();
-    const isStuck = session?.state === "running" && this.picture.state === "playing" && pictureS > STUCK_S && engineS < LATE_S;
+    const isStuck =
+      session?.state === "running" && this.picture.state === "playing" && pictureS > STUCK_S && engineS < LATE_S;
     if (isStuck) this.picture.retry(new Fault("picture-lost", `no frame for ${STUCK_S} s`));
     const mediaMs = this.photon.mediaMs() ?? session?.media_ms;
     this.parts.clock.textContent = mediaMs == null ? "" : clockTime(mediaMs);

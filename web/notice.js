@@ -1,4 +1,5 @@
-/* The notice over the picture: title, text, steps, a token field, and what can be done. Knows how it looks, not why it is there. */
+/* The notice over the picture: title, text, steps, a token field, and what can be done.
+   Knows how it looks, not why it is there. */
 
 export class Notice {
   constructor(page, { onAction, onToken }) {
@@ -16,7 +17,10 @@ export class Notice {
   show(notice) {
     const { page } = this;
     page.notice.hidden = !notice;
-    if (!notice) { this.shown = ""; return; }
+    if (!notice) {
+      this.shown = "";
+      return;
+    }
     page["notice-text"].textContent = notice.text;
     const shape = JSON.stringify([notice.title, notice.steps, notice.wantsToken, notice.actions]);
     if (shape === this.shown) return;
@@ -30,13 +34,15 @@ export class Notice {
   #steps(steps) {
     const list = this.page["notice-steps"];
     list.hidden = !steps.length;
-    list.replaceChildren(...steps.map(({ text, state }) => {
-      const item = document.createElement("li");
-      item.className = state;
-      item.textContent = text;
-      if (state === "doing") item.setAttribute("aria-current", "step");
-      return item;
-    }));
+    list.replaceChildren(
+      ...steps.map(({ text, state }) => {
+        const item = document.createElement("li");
+        item.className = state;
+        item.textContent = text;
+        if (state === "doing") item.setAttribute("aria-current", "step");
+        return item;
+      }),
+    );
   }
 
   #token(isWanted) {

@@ -1,7 +1,13 @@
 /* Where else a world goes: RTMP pushes with their live state, and the recording.
    Stream keys go to the server once and are kept nowhere here. */
 
-const WORDS = { connecting: "connecting", live: "live", retrying: "trying again", failed: "failed", stopped: "stopped" };
+const WORDS = {
+  connecting: "connecting",
+  live: "live",
+  retrying: "trying again",
+  failed: "failed",
+  stopped: "stopped",
+};
 
 export class Outputs {
   constructor(page, api) {
@@ -9,7 +15,10 @@ export class Outputs {
     this.api = api;
     this.session = null;
     this.outputs = new Map();
-    page.push.onsubmit = (event) => { event.preventDefault(); this.#push(); };
+    page.push.onsubmit = (event) => {
+      event.preventDefault();
+      this.#push();
+    };
     page["record-toggle"].onclick = () => this.#record();
     page.recording.onclick = (event) => this.#download(event);
   }
@@ -28,21 +37,37 @@ export class Outputs {
   }
 
   isUsed() {
-    return [...this.outputs.values(), this.recording].some((output) => output && ["live", "connecting", "retrying"].includes(output.state));
+    return [...this.outputs.values(), this.recording].some(
+      (output) => output && ["live", "connecting", "retrying"].includes(output.state),
+    );
   }
 
   async #push() {
     const { page } = this;
-    const wish = { kind: "rtmp", url: page["push-url"].value.trim(), audio: page["push-audio"].checked ? "silent" : "none" };
+    const wish = {
+      kind: "rtmp",
+      url: page["push-url"].value.trim(),
+      audio: page["push-audio"].checked ? "silent" : "none",
+    };
     if (page["push-key"].value) wish.key = page["push-key"].value;
-    await this.#ask("push-note", async () => this.changed(await this.api.post(`${this.session.urls.self}/outputs`, wish)));
+    await this.#ask("push-note", async () =>
+      this.changed(await this.api.post(`${this.session.urls.self}/outputs`, wish)),
+    );
     page["push-key"].value = "";
   }
 
   async #record() {
     await this.#ask("recording-note", async () => {
-      if (isOn(this.recording)) this.changed({ ...(await this.api.delete(`${this.session.urls.self}/outputs/${this.recording.id}`)), kind: "recording" });
-      else this.changed({ ...(await this.api.post(`${this.session.urls.self}/outputs`, { kind: "recording" })), kind: "recording" });
+      if (isOn(this.recording))
+        this.changed({
+          ...(await this.api.delete(`${this.session.urls.self}/outputs/${this.recording.id}`)),
+          kind: "recording",
+        });
+      else
+        this.changed({
+          ...(await this.api.post(`${this.session.urls.self}/outputs`, { kind: "recording" })),
+          kind: "recording",
+        });
     });
   }
 
@@ -87,16 +112,20 @@ export class Outputs {
     const entry = document.createElement("li");
     entry.className = output.state;
     const what = Object.assign(document.createElement("div"), { className: "target" });
-    what.append(text("span", output.target), text("small", [WORDS[output.state] ?? output.state, output.reason].filter(Boolean).join(": ")));
+    what.append(
+      text("span", output.target),
+      text("small", [WORDS[output.state] ?? output.state, output.reason].filter(Boolean).join(": ")),
+    );
     const stop = text("button", output.state === "failed" ? "Remove" : "Stop");
     stop.type = "button";
     stop.className = "quiet";
     stop.setAttribute("aria-label", `${stop.textContent} ${output.target}`);
-    stop.onclick = () => this.#ask("push-note", async () => {
-      await this.api.delete(`${this.session.urls.self}/outputs/${output.id}`);
-      this.outputs.delete(output.id);
-      this.#draw();
-    });
+    stop.onclick = () =>
+      this.#ask("push-note", async () => {
+        await this.api.delete(`${this.session.urls.self}/outputs/${output.id}`);
+        this.outputs.delete(output.id);
+        this.#draw();
+      });
     entry.append(what, stop);
     return entry;
   }

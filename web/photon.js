@@ -1,6 +1,6 @@
 /* Prompt to photon: the time from pressing Enter to the first picture made under the prompt being on the screen.
-   Three facts meet here: when a message was sent (our clock), which frame was the first made under it (the server's `pts`), and
-   when the screen showed each frame (its RTP timestamp). Knows no socket and no video element. */
+   Three facts meet here: when a message was sent (our clock), which frame was the first made under it (the server's
+   `pts`), and when the screen showed each frame (its RTP timestamp). Knows no socket and no video element. */
 
 const KEPT_FRAMES = 512; // half a minute at 16 fps: an event may come later than the frame it speaks of
 const KEPT_MESSAGES = 64;

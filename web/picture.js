@@ -46,7 +46,9 @@ export class Picture {
     this.peer = peer;
     this.deadline = setTimeout(() => this.#late(peer), CONNECT_MS);
     peer.addTransceiver("video", { direction: "recvonly" });
-    peer.ontrack = ({ streams, track }) => { this.video.srcObject = streams[0] ?? new MediaStream([track]); };
+    peer.ontrack = ({ streams, track }) => {
+      this.video.srcObject = streams[0] ?? new MediaStream([track]);
+    };
     peer.onconnectionstatechange = () => this.#changed(peer);
     try {
       await peer.setLocalDescription();
@@ -72,7 +74,9 @@ export class Picture {
   }
 
   async #post(peer) {
-    const response = await this.api.send("POST", this.path, peer.localDescription.sdp, { "Content-Type": "application/sdp" });
+    const response = await this.api.send("POST", this.path, peer.localDescription.sdp, {
+      "Content-Type": "application/sdp",
+    });
     const location = new URL(response.headers.get("Location") ?? "", response.url).pathname;
     if (peer !== this.peer) return this.api.deleteOnLeaving(location);
     this.location = location;
@@ -84,9 +88,13 @@ export class Picture {
     clearTimeout(this.doubt);
     if (peer.connectionState === "connected") this.#tieClocks(peer);
     if (peer.connectionState === "failed") this.#lost(peer, new Fault("no-media", "the media connection failed"));
-    if (peer.connectionState === "closed") this.#lost(peer, new Fault("picture-lost", "the media connection was closed"));
+    if (peer.connectionState === "closed")
+      this.#lost(peer, new Fault("picture-lost", "the media connection was closed"));
     if (peer.connectionState !== "disconnected") return;
-    this.doubt = setTimeout(() => this.#lost(peer, new Fault("picture-lost", "the media connection was interrupted")), DISCONNECTED_MS);
+    this.doubt = setTimeout(
+      () => this.#lost(peer, new Fault("picture-lost", "the media connection was interrupted")),
+      DISCONNECTED_MS,
+    );
   }
 
   /** A page in the background is shown no frames; a connection that stands is then good enough. */

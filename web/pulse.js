@@ -38,11 +38,25 @@ export class Pulse {
   async beat() {
     const now = performance.now();
     const report = await this.picture.stats();
-    if (!report) { this.before = null; this.shown = 0; return; }
-    const after = { at: now, bytes: report.bytesReceived, frames: report.framesReceived ?? 0, lost: report.packetsLost, packets: report.packetsReceived };
+    if (!report) {
+      this.before = null;
+      this.shown = 0;
+      return;
+    }
+    const after = {
+      at: now,
+      bytes: report.bytesReceived,
+      frames: report.framesReceived ?? 0,
+      lost: report.packetsLost,
+      packets: report.packetsReceived,
+    };
     const { before } = this;
     this.before = after;
-    if (!before || after.bytes < before.bytes) { this.movedAt = now; this.shown = 0; return; }
+    if (!before || after.bytes < before.bytes) {
+      this.movedAt = now;
+      this.shown = 0;
+      return;
+    }
     if (after.frames > before.frames) this.movedAt = now;
     this.#rates(before, after);
   }
@@ -51,11 +65,16 @@ export class Pulse {
   told(event) {
     if (event.media_ms > this.mediaMs) this.madeAt = performance.now();
     this.mediaMs = event.media_ms;
-    this.stats.set("speed", event.real_time_factor, `${event.late_blocks} late blocks, lead ${Math.round(event.lead_ms)} ms`);
+    this.stats.set(
+      "speed",
+      event.real_time_factor,
+      `${event.late_blocks} late blocks, lead ${Math.round(event.lead_ms)} ms`,
+    );
     this.speeds = [...this.speeds, event.real_time_factor].slice(-SLOW_FOR);
     const tiers = Object.entries(event.kv_bytes ?? {});
     const bytes = tiers.reduce((sum, [, n]) => sum + n, 0);
-    if (tiers.length) this.stats.set("memory", bytes / 1e6, tiers.map(([tier, n]) => `${tier}: ${(n / 1e6).toFixed(1)} MB`).join(", "));
+    if (tiers.length)
+      this.stats.set("memory", bytes / 1e6, tiers.map(([tier, n]) => `${tier}: ${(n / 1e6).toFixed(1)} MB`).join(", "));
     this.#custom(event.metrics ?? {});
   }
 
@@ -78,13 +97,21 @@ export class Pulse {
   #custom(metrics) {
     const { drift, ...rest } = metrics;
     const others = Object.entries(rest);
-    const measures = others.filter(([name]) => name.startsWith("drift_")).map(([name, value]) => `${name.slice(6)} ${value.toFixed(2)}`);
+    const measures = others
+      .filter(([name]) => name.startsWith("drift_"))
+      .map(([name, value]) => `${name.slice(6)} ${value.toFixed(2)}`);
     if (drift !== undefined) this.stats.set("drift", drift, measures.join(", "));
-    this.metrics.replaceChildren(...others.map(([name, value]) => {
-      const pair = document.createElement("div");
-      for (const [tag, text] of [["dt", name.replace(/_bytes$/, "").replaceAll("_", " ")], ["dd", amount(name, value)]]) pair.append(Object.assign(document.createElement(tag), { textContent: text }));
-      return pair;
-    }));
+    this.metrics.replaceChildren(
+      ...others.map(([name, value]) => {
+        const pair = document.createElement("div");
+        for (const [tag, text] of [
+          ["dt", name.replace(/_bytes$/, "").replaceAll("_", " ")],
+          ["dd", amount(name, value)],
+        ])
+          pair.append(Object.assign(document.createElement(tag), { textContent: text }));
+        return pair;
+      }),
+    );
   }
 }
 

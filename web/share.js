@@ -1,4 +1,5 @@
-/* Links to this world: one to watch, one to steer. The server signs them; without the right to that, the address itself is the link. */
+/* Links to this world: one to watch, one to steer. The server signs them; who may not ask for that passes on
+   the address they have. */
 
 const LINK_SECONDS = 24 * 3600;
 
@@ -8,7 +9,8 @@ export class Share {
     this.api = api;
     this.session = null;
     page.share.addEventListener("toggle", (event) => event.newState === "open" && this.#fill());
-    for (const button of page.share.querySelectorAll("[data-copy]")) button.onclick = () => this.#copy(page[button.dataset.copy]);
+    for (const button of page.share.querySelectorAll("[data-copy]"))
+      button.onclick = () => this.#copy(page[button.dataset.copy]);
   }
 
   async #fill() {

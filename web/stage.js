@@ -57,7 +57,11 @@ export class Stage {
     const box = innerHeight < SHORT_PX ? say.offsetHeight - suggestions.offsetHeight : say.offsetHeight + 26;
     const below = bar.offsetHeight + Math.max(60, box) + top.offsetHeight + 40;
     const isNarrow = innerWidth < 700;
-    return { width: stage.clientWidth - sides, height: Math.max(200, isNarrow ? innerHeight * 0.6 : innerHeight - below), isNarrow };
+    return {
+      width: stage.clientWidth - sides,
+      height: Math.max(200, isNarrow ? innerHeight * 0.6 : innerHeight - below),
+      isNarrow,
+    };
   }
 
   /** A few pixels of the picture, stretched: the room takes the colour of the world. */

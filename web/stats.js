@@ -7,13 +7,47 @@ const EVENTS = 16; // samples of what happens now and then
 
 const CELLS = [
   { id: "fps", label: "Frames", unit: "/s", digits: 1, about: "Pictures shown per second" },
-  { id: "speed", label: "Speed", unit: "× real time", digits: 2, line: 1, about: "Seconds of video made per second of work; below 1 the world cannot keep up" },
-  { id: "prompt", label: "Prompt to picture", unit: "ms", digits: 0, kept: EVENTS, about: "From sending a prompt to seeing the first picture made under it" },
-  { id: "key", label: "Key to picture", unit: "ms", digits: 0, kept: EVENTS, about: "From pressing a key to seeing the first picture made under it" },
+  {
+    id: "speed",
+    label: "Speed",
+    unit: "× real time",
+    digits: 2,
+    line: 1,
+    about: "Seconds of video made per second of work; below 1 the world cannot keep up",
+  },
+  {
+    id: "prompt",
+    label: "Prompt to picture",
+    unit: "ms",
+    digits: 0,
+    kept: EVENTS,
+    about: "From sending a prompt to seeing the first picture made under it",
+  },
+  {
+    id: "key",
+    label: "Key to picture",
+    unit: "ms",
+    digits: 0,
+    kept: EVENTS,
+    about: "From pressing a key to seeing the first picture made under it",
+  },
   { id: "bitrate", label: "Bitrate", unit: "kbit/s", digits: 0, about: "Video received by this page" },
   { id: "loss", label: "Lost", unit: "%", digits: 1, ceiling: 5, about: "Packets lost on the way to this page" },
-  { id: "memory", label: "Memory", unit: "MB", digits: 1, about: "What the world remembers: its key-value cache, by tier" },
-  { id: "drift", label: "Drift", unit: "", digits: 2, ceiling: 1, about: "How far the picture's quality has moved from the world's beginning" },
+  {
+    id: "memory",
+    label: "Memory",
+    unit: "MB",
+    digits: 1,
+    about: "What the world remembers: its key-value cache, by tier",
+  },
+  {
+    id: "drift",
+    label: "Drift",
+    unit: "",
+    digits: 2,
+    ceiling: 1,
+    about: "How far the picture's quality has moved from the world's beginning",
+  },
 ];
 
 export class Stats {
@@ -82,7 +116,12 @@ class Cell {
     const y = (value) => height - 1.5 - (Math.max(0, value) / top) * (height - 4);
     const colour = getComputedStyle(this.graph);
     if (this.kind.line) rule(context, y(this.kind.line), width, colour.getPropertyValue("--faint"));
-    trace(context, this.samples.map((value, i) => [x(i), y(value)]), height, colour.color);
+    trace(
+      context,
+      this.samples.map((value, i) => [x(i), y(value)]),
+      height,
+      colour.color,
+    );
   }
 }
 

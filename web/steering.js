@@ -33,7 +33,8 @@ export class Steering {
     if (isSame) return this.reach()?.send({ type: "action", keys });
     const id = freshId("a");
     const at = performance.now();
-    if (this.reach()?.send({ type: "action", id, keys, ...this.#seen() }) && keys.length) this.photon.sent(id, "key", at);
+    if (this.reach()?.send({ type: "action", id, keys, ...this.#seen() }) && keys.length)
+      this.photon.sent(id, "key", at);
   }
 
   pause(isPaused) {

@@ -1,5 +1,5 @@
 /* The timeline of prompts: what was said, and the block and time at which it took effect.
-   Knows prompts by id; it is told of every one, whoever sent it. */
+   Knows prompts by id; it is told of every one, whoever sent it. A prompt's `scene` is what the model made of it. */
 
 const KEPT = 40;
 
@@ -7,7 +7,7 @@ export class Story {
   constructor(list, onAgain) {
     this.list = list;
     this.onAgain = onAgain;
-    this.items = new Map(); // id -> {id, text, scene, mode, state, block, mediaMs, ignored, message}: `scene` is what the model made of the text
+    this.items = new Map(); // id -> {id, text, scene, mode, state, block, mediaMs, ignored, message}
   }
 
   /** Begin again from the server's record, keeping what we sent and it does not know yet. */
@@ -17,7 +17,15 @@ export class Story {
     this.items.clear();
     for (const p of prompts.filter((prompt) => prompt.state !== "scheduled")) {
       const atMs = p.media_ms ?? (p.at_s == null ? null : p.at_s * 1000);
-      this.#put({ ...before.get(p.id), id: p.id, text: p.text, mode: p.mode, state: p.state, block: p.block, mediaMs: atMs });
+      this.#put({
+        ...before.get(p.id),
+        id: p.id,
+        text: p.text,
+        mode: p.mode,
+        state: p.state,
+        block: p.block,
+        mediaMs: atMs,
+      });
     }
     for (const item of unknown) if (!this.items.has(item.id)) this.#put(item);
     this.#draw();
@@ -41,7 +49,16 @@ export class Story {
     const known = this.items.get(event.id) ?? { id: event.id };
     this.items.delete(event.id); // to the end: the order is the order of taking effect
     const { block, media_ms: mediaMs, ignored = [], text: scene } = event;
-    this.#put({ ...known, text: known.text || scene, scene, mode: event.mode ?? known.mode, state: "applied", block, mediaMs, ignored });
+    this.#put({
+      ...known,
+      text: known.text || scene,
+      scene,
+      mode: event.mode ?? known.mode,
+      state: "applied",
+      block,
+      mediaMs,
+      ignored,
+    });
     this.#draw();
   }
 
@@ -55,6 +72,12 @@ export class Story {
 
   unacked() {
     return [...this.items.values()].filter((item) => item.state === "sent");
+  }
+
+  /** The words that make the world now: what the model made of the last prompt, or the prompt itself. */
+  inForce() {
+    const item = this.current();
+    return item?.scene || item?.text || "";
   }
 
   current() {
@@ -79,7 +102,9 @@ export class Story {
     items.sort((a, b) => waiting(a) - waiting(b)); // stable: what has not happened yet comes last
     const current = this.current();
     const focused = this.list.contains(document.activeElement) ? document.activeElement.parentElement.dataset.id : null;
-    this.list.replaceChildren(...items.map((item, i) => this.#entry(item, item === current, spanOf(item, items[i + 1]))));
+    this.list.replaceChildren(
+      ...items.map((item, i) => this.#entry(item, item === current, spanOf(item, items[i + 1]))),
+    );
     if (focused) this.list.querySelector(`[data-id="${CSS.escape(focused)}"] button`)?.focus();
     else this.list.scrollLeft = this.list.scrollWidth;
   }
@@ -111,7 +136,8 @@ export function clockTime(ms) {
 }
 
 function whenOf(item) {
-  if (item.state === "applied") return `${clockTime(item.mediaMs ?? 0)} · block ${item.block ?? 0}${item.mode === "blend" ? " · slowly" : ""}`;
+  if (item.state === "applied")
+    return `${clockTime(item.mediaMs ?? 0)} · block ${item.block ?? 0}${item.mode === "blend" ? " · slowly" : ""}`;
   if (item.state === "refused") return item.message || "refused";
   return item.state === "waiting" ? "from the next block" : "sending";
 }

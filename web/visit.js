@@ -1,4 +1,5 @@
-/* The visit: who we are to the server and which world we are in; finding one, starting one, and trying again where that can help.
+/* The visit: who we are to the server and which world we are in; finding one, starting one, and trying again where
+   that can help.
    Knows sessions as records; their sockets and pictures are opened by whoever hears `onEnter`. */
 
 import { Fault, freshId } from "./api.js";
@@ -6,8 +7,16 @@ import { Backoff } from "./connection.js";
 
 export const LIVE = new Set(["queued", "starting", "running", "paused"]);
 const FINAL = new Set([
-  "token-required", "token-unknown", "link-expired", "role-too-low", "not-your-session", "origin-not-allowed", "host-not-allowed",
-  "session-not-found", "invalid", "model-unknown",
+  "token-required",
+  "token-unknown",
+  "link-expired",
+  "role-too-low",
+  "not-your-session",
+  "origin-not-allowed",
+  "host-not-allowed",
+  "session-not-found",
+  "invalid",
+  "model-unknown",
 ]);
 
 export class Visit {
@@ -23,6 +32,11 @@ export class Visit {
     this.engine = { state: "ready", reason: "" };
     this.session = null;
     this.opening = { step: "server", fault: null, retryAt: 0 };
+  }
+
+  openAs(token) {
+    this.api.credentials.remember(token);
+    return this.open();
   }
 
   /** From nothing: who we are, what there is, and the world the address names, or ours, or a new one. */

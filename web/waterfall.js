@@ -19,7 +19,12 @@ export class Waterfall {
 
   /** `fps` gives the time the block's own frames last: the time there is to make the next. */
   add(event, fps) {
-    this.blocks.push({ number: event.block, phases: event.phases_ms, periodMs: (event.frames / fps) * 1000, dueMs: event.due_in_ms });
+    this.blocks.push({
+      number: event.block,
+      phases: event.phases_ms,
+      periodMs: (event.frames / fps) * 1000,
+      dueMs: event.due_in_ms,
+    });
     if (this.blocks.length > ROWS) this.blocks.shift();
     for (const name of Object.keys(event.phases_ms)) if (!this.phases.includes(name)) this.#meet(name);
     this.draw();
@@ -73,7 +78,11 @@ export class Waterfall {
     context.fillText(String(block.number), axis.left - 8, y + ROW_PX / 2 - 3);
     context.textAlign = "left";
     if (block.dueMs < 0) context.fillStyle = style.getPropertyValue("--bad");
-    context.fillText(block.dueMs < 0 ? `${Math.round(-block.dueMs)} ms late` : `${Math.round(total(block))} ms`, Math.max(x, axis.left) + 6, y + ROW_PX / 2 - 3);
+    context.fillText(
+      block.dueMs < 0 ? `${Math.round(-block.dueMs)} ms late` : `${Math.round(total(block))} ms`,
+      Math.max(x, axis.left) + 6,
+      y + ROW_PX / 2 - 3,
+    );
   }
 
   #limit({ context, height }, axis, style) {
@@ -95,8 +104,11 @@ export class Waterfall {
   #words() {
     const mean = this.blocks.reduce((sum, block) => sum + total(block), 0) / this.blocks.length;
     const late = this.blocks.filter((block) => block.dueMs < 0).length;
-    const parts = Object.entries(this.blocks.at(-1).phases).map(([name, ms]) => `${name.replaceAll("_", " ")} ${Math.round(ms)} ms`);
-    return `Last ${this.blocks.length} blocks took ${Math.round(mean)} ms on average, ${late} late. Block ${this.blocks.at(-1).number}: ${parts.join(", ")}.`;
+    const parts = Object.entries(this.blocks.at(-1).phases).map(
+      ([name, ms]) => `${name.replaceAll("_", " ")} ${Math.round(ms)} ms`,
+    );
+    const all = `Last ${this.blocks.length} blocks took ${Math.round(mean)} ms on average, ${late} late.`;
+    return `${all} Block ${this.blocks.at(-1).number}: ${parts.join(", ")}.`;
   }
 }
 

@@ -15,6 +15,7 @@ export class Worlds {
     page.worlds.addEventListener("toggle", (event) => this.#toggled(event.newState === "open"));
     page["new-world"].onsubmit = (event) => {
       event.preventDefault();
+      page.worlds.hidePopover();
       onCreate(this.#wish());
     };
   }
@@ -36,7 +37,10 @@ export class Worlds {
     const list = this.page["world-list"];
     const focused = document.activeElement?.closest?.("#world-list") ? document.activeElement.dataset.does : null;
     list.replaceChildren(...live.map((session) => this.#entry(session)));
-    if (!live.length) list.replaceChildren(Object.assign(document.createElement("li"), { className: "none", textContent: "None is on right now." }));
+    if (!live.length)
+      list.replaceChildren(
+        Object.assign(document.createElement("li"), { className: "none", textContent: "None is on right now." }),
+      );
     if (focused) list.querySelector(`[data-does="${CSS.escape(focused)}"]`)?.focus();
   }
 
@@ -67,7 +71,10 @@ export class Worlds {
     join.type = "button";
     join.dataset.does = `join-${session.id}`;
     join.append(text("span", session.prompt || session.model), text("small", about(session)));
-    join.onclick = () => this.onJoin(session);
+    join.onclick = () => {
+      this.page.worlds.hidePopover();
+      this.onJoin(session);
+    };
     if (session.id === this.here) {
       join.setAttribute("aria-current", "true");
       entry.className = "here";
