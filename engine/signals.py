@@ -49,13 +49,14 @@ class PromptTrack:
     switches: list[Switch] = field(default_factory=list)
 
     def change(self, block: int, change: PromptChange) -> None:
-        """Let a prompt take effect at `block`, which must not be before one that has been given already."""
+        """Let a prompt take effect at `block`: after those given for it already, before those still to come."""
         check_prompt(change.text)
         if change.mode == "blend" and change.over_blocks < 1:
             raise SignalError(f"over_blocks: expected at least 1, got {change.over_blocks}")
-        if self.switches and block < self.switches[-1].block:
-            raise SignalError(f"prompt at block {block}: expected block {self.switches[-1].block} or later")
-        self.switches.append(Switch(block, change))
+        at = sum(s.block <= block for s in self.switches)
+        for later in self.switches[at:]:
+            later.prompt = None  # it may build on the prompt that now comes before it
+        self.switches.insert(at, Switch(block, change))
 
     def at(self, block: int) -> PromptValue:
         """The value at a block, encoded now if it was not before."""

@@ -151,11 +151,13 @@ def test_actions_are_applied_and_wrong_signals_refused_with_a_reason(engine: Eng
 
 
 def test_prompts_of_the_schedule_are_reported_when_they_take_effect(engine: EngineProcess) -> None:
-    prompts = (PromptChange(0.0, "dawn"), PromptChange(0.9, "noon"))
+    prompts = (PromptChange(0.0, "dawn"), PromptChange(0.9, "noon"), PromptChange(9000.0, "dusk"))
     engine.open("scheduled", prompts=prompts)
     noon = engine.wait_for(SignalApplied, lambda e: e.world == "scheduled" and e.text == "noon")
     assert (noon.id, noon.block, noon.media_ms) == ("", 2, 1000)
     assert engine.wait_for(SignalApplied, lambda e: e.world == "scheduled").block == 0
+    engine.send(Steer("live", "scheduled", prompt=PromptChange(0.0, "rain")))
+    assert engine.wait_for(SignalApplied, lambda e: e.id == "live").text == "rain"
     engine.send(Close("scheduled"))
     engine.wait_for(WorldChanged, lambda e: e.world == "scheduled" and e.state == "ended")
 

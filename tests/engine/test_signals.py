@@ -48,9 +48,13 @@ def test_what_is_forgotten_changes_no_later_block() -> None:
     assert len(short.switches) < len(whole.switches)
 
 
-def test_prompts_come_in_order() -> None:
-    with pytest.raises(SignalError, match="expected block 3 or later"):
-        track((0, PromptChange(0, "a")), (3, PromptChange(0, "b")), (2, PromptChange(0, "c")))
+def test_a_prompt_given_live_takes_effect_before_those_of_the_schedule() -> None:
+    changes = [(0, PromptChange(0, "a", "cut")), (8, PromptChange(0, "z", "cut"))]
+    scheduled = track(*changes)
+    assert scheduled.at(9).prompt.text == "az"
+    scheduled.change(3, PromptChange(0, "b", "cut"))
+    assert [scheduled.at(block).prompt.text for block in (2, 3, 7, 8)] == ["a", "ab", "ab", "abz"]
+    assert scheduled.at(3).began and scheduled.at(8).began
 
 
 def test_the_newest_action_wins_and_is_released_when_not_renewed() -> None:
