@@ -15,6 +15,7 @@ from engine.encoder import Encoded, Picture, VideoEncoder
 from engine.protocol import CLOCK_HZ, Codec
 
 KEYFRAME_GAP_S = 0.25  # between keyframes that were asked for: each is ten times a picture, and goes to everybody
+BITRATE_GAP_S = 1.0  # between changes of rate: each begins with a keyframe
 MAX_WAITING_S = 60.0  # of pictures in one world; the scheduler's lead keeps them far below
 LATE_PICTURES = 1.0  # picture periods that a release may be late before the clock is moved on
 QUIET_PICTURES = 2.0  # picture periods without a new picture after which a wanted keyframe shows the last one again
@@ -62,12 +63,14 @@ class Encoding:
     bits_per_second: int
     keyframe: bool = True  # wanted with the next picture
     keyframe_s: float = -inf  # when one was last made
+    bitrate_s: float = -inf  # when the rate was last changed
     encoder: VideoEncoder | None = None
 
     def encode(self, screen: Screen, picture: Picture, pts: int, now_s: float) -> list[Encoded]:
         if self.encoder is None:
             self.encoder = VideoEncoder(self.name, screen.width, screen.height, screen.fps, self.bits_per_second)
-        self.encoder.set_bitrate(self.bits_per_second)
+        if now_s >= self.bitrate_s + BITRATE_GAP_S and self.encoder.set_bitrate(self.bits_per_second):
+            self.bitrate_s = now_s
         packets = self.encoder.encode(picture, pts, keyframe=self.keyframe_due_s <= now_s)
         if any(packet.keyframe for packet in packets):
             self.keyframe, self.keyframe_s = False, now_s

@@ -201,6 +201,18 @@ def test_a_new_bitrate_is_taken_between_pictures() -> None:
     assert sum(sizes[-4:]) < sum(sizes[1:5])
 
 
+def test_rates_that_change_all_the_time_do_not_make_keyframes_all_the_time() -> None:
+    stage = Stage()
+    for block in range(5):
+        stage.add(block)
+    for i in range(40):
+        stage.playout.bitrate("w", "h264", 100_000 if i % 2 else 900_000)
+        stage.run(1 / FPS)
+    keys = [t for t, p in stage.packets() if p.keyframe]
+    assert 2 <= len(keys) <= 4
+    assert all(b - a >= 1.0 for a, b in zip(keys[1:], keys[2:], strict=False))
+
+
 def test_a_failing_encoder_is_reported_and_hurts_no_other_world() -> None:
     stage = Stage()
     stage.playout.open("odd", (WIDTH - 1, HEIGHT), FPS, PERIOD_S)
