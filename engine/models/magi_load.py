@@ -133,6 +133,8 @@ def load_t5(folder: Path, device: torch.device) -> T5Caption:
         from transformers import AutoTokenizer, T5EncoderModel
     except ImportError as error:
         raise TextEncoderUnavailable(f"captions need the `models` extra: {error}") from error
+    if not (folder / "config.json").is_file():  # without it, transformers would assume another size
+        raise weights.WeightsError(f"{folder}: expected T5's configuration, weights and tokeniser, got no config.json")
     try:
         loaded: Any = T5EncoderModel.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, output_loading_info=True
@@ -141,9 +143,11 @@ def load_t5(folder: Path, device: torch.device) -> T5Caption:
     except (OSError, ValueError) as error:
         raise weights.WeightsError(f"{folder}: expected T5's configuration, weights and tokeniser: {error}") from error
     model, info = loaded
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
-        raise weights.WeightsError(f"{folder}: {len(missing)} tensors of T5's encoder are missing ({missing[0]} …)")
+    wrong = sorted(map(str, (*info["missing_keys"], *info["mismatched_keys"])))
+    if wrong:
+        raise weights.WeightsError(
+            f"{folder}: {len(wrong)} tensors of T5's encoder are missing or other ({wrong[0]} …)"
+        )
     return T5Caption(model.to(device).eval(), tokenizer)
 
 
