@@ -133,7 +133,7 @@ class Engine:
             case Encode(world=id, codec=codec, on=on):
                 self._playout.encode(id, codec, on=on)
             case WantProfile():
-                self._profile(command)
+                self._link.send(profile(command, known=command.world in self._worlds))
             case Ping(n=n):
                 self._link.send(Pong(n, self._usage.rss_bytes, len(self._worlds)))
             case Shutdown():
@@ -154,7 +154,8 @@ class Engine:
             if not admission.admitted:
                 self._link.send(Refused(command.id, id, admission.reason, True, admission.retry_after_s))
                 return
-            if reason := self._no_memory_for(wanted.cache_bytes):
+            held = sum(running.plan.cache_bytes for running in self._worlds.values())
+            if reason := no_memory_for(wanted.cache_bytes, held, self._config.kv_budget_bytes):
                 self._link.send(Refused(command.id, id, reason, bool(self._worlds), RETRY_AFTER_S))
                 return
             running = Running.open(id, wanted, self._config.journal_dir)
@@ -173,13 +174,6 @@ class Engine:
         self._link.send(Opened(command.id, id, card, g.width, g.height, g.fps, round(1000 * lead_s)))
         self._link.send(WorldChanged(id, "starting"))
         log.info("world %s opened: %s", id, running.plan.kind)
-
-    def _no_memory_for(self, cache_bytes: int) -> str:
-        budget = self._config.kv_budget_bytes
-        used = sum(running.plan.cache_bytes for running in self._worlds.values())
-        if budget is None or used + cache_bytes <= budget:
-            return ""
-        return f"KV budget: {cache_bytes} bytes wanted, {budget - used} of {budget} are left"
 
     def _steer(self, command: Steer) -> None:
         running = self._worlds.get(command.world)
@@ -203,15 +197,6 @@ class Engine:
         (self._playout.pause if on else self._playout.resume)(id)
         figures = self._playout.figures(id)
         self._link.send(WorldChanged(id, "paused" if on else "running", media_ms=figures.media_ms if figures else 0))
-
-    def _profile(self, command: WantProfile) -> None:
-        recorded, id = profiler.active(), command.world
-        if recorded is None or id not in self._worlds:
-            why = "profiling is off" if recorded is None else f"there is no world {id!r}"
-            self._link.send(Refused(command.id, id, why))
-            return
-        make = chrome_trace if command.trace else snapshot
-        self._link.send(Profile(command.id, id, json.dumps(make(recorded, id, command.blocks)).encode()))
 
     def _can_be_done_at_once(self, command: Command) -> bool:
         """Whether neither the block in hand nor a command that waits for its end minds."""
@@ -320,3 +305,19 @@ class Engine:
             figures = self._playout.figures(running.id)
             if figures is not None:
                 self._link.send(running.stats(figures))
+
+
+def no_memory_for(cache_bytes: int, held: int, budget: int | None) -> str:
+    """Why another world's cache does not fit beside the bytes held already; "" if it does."""
+    if budget is None or held + cache_bytes <= budget:
+        return ""
+    return f"KV budget: {cache_bytes} bytes wanted, {budget - held} of {budget} are left"
+
+
+def profile(command: WantProfile, *, known: bool) -> Profile | Refused:
+    """What was recorded of a world, or why there is nothing."""
+    recorded, id = profiler.active(), command.world
+    if recorded is None or not known:
+        return Refused(command.id, id, f"there is no world {id!r}" if recorded else "profiling is off")
+    make = chrome_trace if command.trace else snapshot
+    return Profile(command.id, id, json.dumps(make(recorded, id, command.blocks)).encode())
