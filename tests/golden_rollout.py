@@ -92,8 +92,12 @@ def preset_of(case: Case) -> Preset:
 
 
 def facts_of(case: Case) -> list[float]:
-    """The times that the reference fed to the network."""
-    times: list[float] = case.config.get("warped_denoising_steps") or case.config["effective_denoising_steps"]
+    """The times that the reference fed to the network, as far as the case says."""
+    config, run = case.config, case.config["run"]
+    times: list[float] | None = config.get("warped_denoising_steps") or config.get("effective_denoising_steps")
+    if times is None:
+        assert not run["warp_denoising_step"], "a case whose steps are warped says to what"
+        times = [float(step) for step in run["denoising_step_list"] if step]
     return times
 
 

@@ -49,6 +49,7 @@ class Case:
         raise FileNotFoundError(f"{self.path}: expected one of {', '.join(names)} (.safetensors)")
 
 
+_OTHERS = {"switch_frame_indices", "switch_before_block", "effective_denoising_steps"}
 KINDS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     "text network, one pass": lambda c: c.get("model_type") == "t2v",
     "image network, one pass": lambda c: c.get("model_type") == "i2v",
@@ -60,9 +61,7 @@ KINDS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     "CausVid roll-out": lambda c: "effective_denoising_steps" in c and "num_rollout" not in c,
     "LongLive roll-out": lambda c: "switch_frame_indices" in c,
     "roll-out with a prompt switch": lambda c: "switch_before_block" in c,
-    "Self-Forcing roll-out": lambda c: (
-        "warped_denoising_steps" in c and not {"switch_frame_indices", "switch_before_block"} & set(c)
-    ),
+    "Self-Forcing roll-out": lambda c: {"run", "calls"} <= set(c) and not _OTHERS & set(c),
 }
 """What a case checks, told by what its configuration holds and not by its name."""
 
