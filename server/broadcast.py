@@ -19,7 +19,7 @@ from engine.protocol import Codec, Packet
 from server.metrics import Metrics
 
 Kind = Literal["whep", "rtmp", "recording"]
-KEYFRAME_EVERY_S = 0.5
+JOIN_GAP_S, REPAIR_GAP_S = 0.25, 1.0  # between keyframes for newcomers, and for those that lost one
 QUEUED_PACKETS = 64
 
 
@@ -125,7 +125,7 @@ class Broadcast:
             subscription.end()
             return subscription
         self._subscriptions.append(subscription)
-        self.want_keyframe()
+        self.want_keyframe(JOIN_GAP_S)
         return subscription
 
     def drop(self, subscription: Subscription) -> None:
@@ -139,16 +139,17 @@ class Broadcast:
         for subscription in self._subscriptions:
             subscription.offer(packet)
 
-    def want_keyframe(self) -> None:
-        """Ask now, or as soon as the last wish is half a second old."""
+    def want_keyframe(self, gap_s: float = REPAIR_GAP_S) -> None:
+        """Ask now, or as soon as the last wish is so old."""
         loop = asyncio.get_running_loop()
-        if self._later is not None or self._over:
+        due_s = self._asked_at_s + gap_s
+        if self._over or (self._later is not None and self._later.when() <= due_s):
             return
-        wait_s = self._asked_at_s + KEYFRAME_EVERY_S - loop.time()
-        if wait_s <= 0:
+        self._cancel_later()
+        if due_s <= loop.time():
             self._ask_now()
         else:
-            self._later = loop.call_later(wait_s, self._ask_now)
+            self._later = loop.call_at(due_s, self._ask_now)
 
     def close(self) -> None:
         self._over = True

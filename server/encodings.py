@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from engine.protocol import Codec, Command, Encode, Packet, WantBitrate, WantKeyframe
-from server.broadcast import Broadcast
+from server.broadcast import JOIN_GAP_S, Broadcast
 from server.metrics import Metrics
 
 VP8_LINGERS_S = 10.0  # a viewer that comes back soon finds the encoder still on
@@ -34,7 +34,7 @@ class Encodings:
         self._world = world
         self._vp8_on = False
         if len(self.h264):
-            self.h264.want_keyframe()
+            self.h264.want_keyframe(JOIN_GAP_S)
         if len(self.vp8):
             self.need("vp8")
 

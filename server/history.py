@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import itertools
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -48,7 +49,8 @@ class History:
             if not self.covers(after):
                 raise HistoryGap(f"events after {after} are no longer kept")
             news = self._news
-            for seq, text in [event for event in self._events if event[0] > after]:
+            missed = list(itertools.islice(reversed(self._events), self.last_seq - after))
+            for seq, text in reversed(missed):
                 yield text
                 after = seq
             if after < self.last_seq:

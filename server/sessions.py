@@ -107,7 +107,7 @@ class Sessions:
                 await self._undo(session, problem)
                 raise
         except asyncio.CancelledError:  # the caller went away while we waited
-            session.stop("nobody waited for it")
+            self.stop(session, "nobody waited for it")
             raise
         for output in outputs:
             await session.outputs.add(output)
@@ -284,7 +284,7 @@ class Sessions:
         if not session.over or session.id in self._closed:
             return
         self._closed.add(session.id)
-        task = asyncio.create_task(session.close())
+        task = asyncio.create_task(_close(session))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         self._waiting.discard(session)
@@ -300,6 +300,13 @@ class Sessions:
     def _session_of(self, world: str) -> Session | None:
         session = self._sessions.get(world.rpartition(".")[0])
         return session if session is not None and session.world == world else None
+
+
+async def _close(session: Session) -> None:
+    try:
+        await session.close()
+    except Exception:  # what one session cannot close must not keep the others from it
+        log.exception("session %s could not be closed", session.id)
 
 
 def _new_id() -> str:

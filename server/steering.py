@@ -27,7 +27,7 @@ from server.schemas import ActionView, JournalEntry, PromptState, PromptView
 PROMPTS_KEPT = 256
 WAITING_PROMPTS = 32
 WAITING_ACTIONS = 64
-JOURNAL_ENTRIES = 20_000
+JOURNAL_ENTRIES = 10_000
 RENEWAL = "renewal"  # the engine's id of commands whose outcome is no news
 
 

@@ -201,6 +201,16 @@ async def test_pages_come_with_their_policy(server: Live) -> None:
         assert (answer.status_code, answer.json()["code"]) == (404, "not-found")
 
 
+async def test_a_body_that_never_comes_is_not_waited_for(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.guards.BODY_S", 0.3)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
+    answer = await reader.readuntil(b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 408")
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_the_api_keeps_what_its_description_says(server: Live) -> None:
     """Schemathesis makes requests from the OpenAPI; no answer may be a 5xx other than those documented."""
     document: dict[str, Any] = (await server.http.get("/openapi.json")).json()
@@ -213,7 +223,7 @@ async def test_the_api_keeps_what_its_description_says(server: Live) -> None:
 def fuzz(document: dict[str, Any], base: str, session: str) -> list[int]:
     schema = schemathesis.openapi.from_dict(document).exclude(path="/v1/sessions/{id}/whep")  # its own test
     schema.config.base_url = base
-    budget = hypothesis_settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    budget = hypothesis_settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     statuses: list[int] = []
 
     def ask(case: Any) -> None:

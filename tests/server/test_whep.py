@@ -10,10 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from server.congestion import POOR_REPORTS
+from server.peer import Peer
 from server.problems import Problem
 from server.sdp import advertise, choose_codec, clean_offer
 from server.settings import IceSettings, Limits, Settings
-from tests.server.harness import Live, live, until
+from tests.server.harness import Live, event, live, until
 from tests.server.watcher import Watcher, watching
 
 SDP = {"Content-Type": "application/sdp"}
@@ -29,7 +31,7 @@ async def test_a_viewer_sees_the_picture_move(server: Live, codec: str) -> None:
         assert sum(bool((abs(a.astype(int) - b) > 60).any()) for a, b in zip(pictures, pictures[1:], strict=False)) >= 6
         view = (await server.http.get(f"/v1/sessions/{id}/peers/{watcher.peer}")).json()
         assert (view["state"], view["codec"]) == ("connected", codec.lower())
-        assert view["rtp_origin"] is not None
+        assert view["rtp_origin"] is not None and view["packets_sent"] >= 8
         assert (await server.show(id))["viewers"] == 1
     await until(lambda: len(server.session(id).viewers) == 0)
 
@@ -175,6 +177,46 @@ async def test_a_keyframe_request_reaches_the_engine(server: Live) -> None:
         ssrc = next(one.ssrc for one in stats.values() if one.type == "inbound-rtp")
         await receiver._send_rtcp_pli(ssrc)
         await until(lambda: session.encodings.h264._asked_at_s > before)
+
+
+async def test_most_slow_viewers_lower_the_bitrate_and_a_single_one_gets_keyframes_only(server: Live) -> None:
+    session = server.session((await server.create())["id"])
+
+    def suffer(peer: Peer) -> None:
+        peer.path._poor_reports = POOR_REPORTS
+        peer.sent_bps = 400_000.0
+
+    async with server.ws(session.id) as socket, watching(server.http, session.id) as one:
+        await one.frames(2)
+        suffer(session.viewers.get(one.peer))
+        session.viewers.balance()
+        await event(socket, "stats", bitrate=300_000)
+        async with watching(server.http, session.id) as two:
+            await two.frames(2)
+            slow = session.viewers.get(two.peer)
+            suffer(slow)
+            session.viewers.get(one.peer).path._poor_reports = 0
+            session.viewers.balance()
+            assert slow.keyframes_only and not session.viewers.get(one.peer).keyframes_only
+            sent = slow.view().packets_sent
+            await one.frames(10)
+            assert slow.view().packets_sent <= sent + 2
+            slow.path.restricted_until_s = 0.0
+            slow.path._poor_reports = 0
+            session.viewers.balance()
+            await two.frames(2)
+            assert not slow.keyframes_only
+
+
+async def test_viewers_are_told_the_ice_servers(settings: Settings) -> None:
+    ice = IceSettings(stun_url="stun:s", turn_url="turn:t", turn_user="u", turn_password="p")
+    async with live(dataclasses.replace(settings, ice=ice)) as server:
+        id = (await server.create())["id"]
+        links = (await server.http.options(f"/v1/sessions/{id}/whep")).headers.get_list("link")
+        assert links[0] == '<stun:s>; rel="ice-server"'
+        assert links[1] == '<turn:t>; rel="ice-server"; username="u"; credential="p"; credential-type="password"'
+        servers = (await server.http.get("/v1/me")).json()["ice_servers"]
+        assert [one["urls"] for one in servers] == ["stun:s", "turn:t"]
 
 
 OFFER = "v=0\r\no=- 1 1 IN IP4 0.0.0.0\r\nm=video 9 UDP/TLS/RTP/SAVPF 96 97\r\na=setup:actpass\r\n"

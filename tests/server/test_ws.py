@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -12,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.messages import MAX_MESSAGE_BYTES, ActionDown, MessageError, PromptDown, parse
-from tests.server.harness import Live, event, until
+from server.settings import Settings
+from tests.server.harness import Live, event, live, until
 
 DOCS = Path(__file__).parents[2] / "docs" / "api.md"
 EXAMPLES = re.findall(r"```json (ws-down|ws-up)\n(.*?)```", DOCS.read_text(), re.DOTALL)
@@ -151,6 +153,21 @@ async def test_viewers_pings_and_the_end_of_a_session(server: Live) -> None:
         with pytest.raises(websockets.ConnectionClosed) as closed:
             await socket.recv()
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 1000
+
+
+async def test_a_session_has_a_bounded_number_of_listeners(settings: Settings) -> None:
+    limits = dataclasses.replace(settings.limits, listeners=1)
+    async with live(dataclasses.replace(settings, limits=limits)) as server:
+        id = (await server.create())["id"]
+        async with server.ws(id) as one:
+            await event(one, "welcome")
+            async with server.ws(id) as two:
+                with pytest.raises(websockets.ConnectionClosed) as closed:
+                    await two.recv()
+                assert closed.value.rcvd is not None and closed.value.rcvd.code == 1013
+        await until(lambda: server.session(id).listeners == 0)
+        async with server.ws(id) as three:
+            await event(three, "welcome")
 
 
 async def test_unknown_sessions_close_with_their_code(server: Live) -> None:
