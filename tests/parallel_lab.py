@@ -6,6 +6,7 @@ on its own and compares what it gets with one rank's; the first complaint of any
 
 from __future__ import annotations
 
+import importlib
 import json
 import traceback
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import torch
 from engine.parallel.launch import Group
 from engine.parallel.mesh import ExchangeFailed, Mesh, as_bytes
 from engine.parallel.rank import Member
+from engine.parallel.split import Layout
 
 RANKS = 4
 Case: TypeAlias = Callable[..., object]
@@ -58,10 +60,10 @@ def serve(member: Member) -> None:
 
 
 def _run(mesh: Mesh, cases: str, case: str, ranks: int, arguments: dict[str, Any]) -> object:
-    import importlib
-
     found: Case = getattr(importlib.import_module(cases), case)
     result, complaint = None, ""
+    for layout in (arguments[name] for name in ("layout", "then") if name in arguments):
+        mesh.prepare(Layout(*layout))  # those who sit a case out take part in making its groups
     try:
         result = found(mesh, ranks, **arguments) if mesh.rank < ranks else None
     except ExchangeFailed:

@@ -2,7 +2,7 @@
 
 The cost of one call in one layer, in seconds. A message of m bytes takes latency + m / bandwidth; a product of Tq
 queries and Tk keys in h heads of d takes call + 4 Tq Tk h d / rate. A transfer posted before a product hides behind it
-by the share `overlap` of the shorter of the two; hop(p, x) = p + x - overlap min(p, x).
+as far as a transfer moves beside one, at `overlap` of its speed: hop(p, x) = max(p, x + (1 - overlap) p).
 
     ulysses   two all-to-alls of u - 1 messages each, then one product                         (see ulysses.py)
     pass-KV   n - 1 hops (product, keys on their way), one product, the merge                  (see ring.py)
@@ -24,7 +24,7 @@ from typing import Literal
 
 from engine import profiler
 from engine.models import KVGeometry
-from engine.parallel.split import Layout, Split, SplitError, layouts, shares
+from engine.parallel.split import Layout, Split, SplitError, layouts
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Machine:
     attention_rate: float  # floating-point operations per second of one rank
     call_s: float = 0.0  # of a product, however small
     merge_rate: float = 8e9  # bytes per second at which partial results are merged
-    overlap: float = 1.0  # share of the shorter of a product and a transfer that is hidden when both run
+    overlap: float = 1.0  # of a transfer's speed, beside a product
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,10 @@ def of_layout(layout: Layout) -> list[Strategy]:
 
 def predict(strategy: Strategy, call: Call, machine: Machine) -> float:
     """Seconds of one call in one layer."""
-    u, n = strategy.layout.ulysses, strategy.layout.ring
-    largest = shares(call.kv.tokens, u * n)[:u]
-    chunk = sum(largest)  # tokens of a latent frame
-    heads, kv_heads = _own_heads(strategy.layout, call)
-    seconds = 0.0
-    if u > 1:
-        seconds += _ulysses(call, machine, u, largest[0], (chunk, heads, kv_heads))
+    n, split = strategy.layout.ring, Split(strategy.layout, 0, call.kv)  # rank 0 has one token more, if any has
+    chunk = len(split.chunk)  # tokens of a latent frame
+    heads, kv_heads = max(map(len, split.q_heads(call.heads))), max(map(len, split.kv_heads))
+    seconds = _ulysses(call, machine, split) if strategy.layout.ulysses > 1 else 0.0
     p = machine.call_s + 4 * (call.q_frames * chunk) * (call.kv_frames * chunk) * heads * call.kv.head_dim / (
         machine.attention_rate
     )
@@ -192,20 +189,20 @@ def _fits(layout: Layout, kv: KVGeometry, heads: int) -> bool:
     return layout.ulysses <= heads and layout.ranks <= kv.tokens
 
 
-def _own_heads(layout: Layout, call: Call) -> tuple[int, int]:
-    """Query and key heads of the rank that attends with most."""
-    split = Split(layout, 0, call.kv)
-    return max(map(len, split.q_heads(call.heads))), max(map(len, split.kv_heads))
-
-
-def _ulysses(call: Call, machine: Machine, u: int, own: int, most: tuple[int, int, int]) -> float:
-    """Two all-to-alls, of the rank that sends most in each."""
-    chunk, heads, kv_heads = most
+def _ulysses(call: Call, machine: Machine, split: Split) -> float:
+    """Two all-to-alls of the group that holds most, as long as the rank takes that sends or receives most."""
+    group = split.layout.ulysses_group(0)
+    tokens = [len(split.tokens[rank]) for rank in group]
+    queries = [len(s) for s in split.q_heads(call.heads)]
+    there = [q + 2 * len(s) for q, s in zip(queries, split.kv_heads, strict=True)]  # heads that come to a rank
+    most = sum(_most(tokens, heads) for heads in (there, queries))  # the way back is the way there, the other way round
     row = call.q_frames * call.kv.head_dim * call.item_bytes
-    copies = max(call.kv.heads, u)  # key heads of all ranks together
-    there = own * row * ((call.heads - heads) + 2 * (copies - kv_heads))
-    back = (chunk - own) * row * heads
-    return 2 * (u - 1) * machine.latency_s + (there + back) / machine.bandwidth
+    return 2 * (len(group) - 1) * machine.latency_s + most * row / machine.bandwidth
+
+
+def _most(tokens: Sequence[int], heads: Sequence[int]) -> int:
+    """The most that a rank sends or receives when each gets its heads of all others' tokens."""
+    return max(max(t * (sum(heads) - h), (sum(tokens) - t) * h) for t, h in zip(tokens, heads, strict=True))
 
 
 def _pass_kv(machine: Machine, n: int, product: float, shard: int) -> float:
@@ -222,7 +219,7 @@ def _pass_q(machine: Machine, n: int, product: float, sizes: tuple[int, int]) ->
 
 
 def _hop(machine: Machine, product: float, transfer: float) -> float:
-    return product + transfer - machine.overlap * min(product, transfer)
+    return max(product, transfer + (1 - machine.overlap) * product)
 
 
 def _message(machine: Machine, size: int) -> float:

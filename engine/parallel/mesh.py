@@ -57,26 +57,30 @@ class Meeting:
 class Mesh:
     """All ranks of a group, this one among them."""
 
-    def __init__(self, rank: int, ranks: int, device: torch.device) -> None:
-        self.rank, self.ranks, self.device = rank, ranks, device
+    def __init__(self, meeting: Meeting) -> None:
+        ranks = meeting.ranks
+        self.rank, self.ranks, self.device = meeting.rank, ranks, torch.device(meeting.device)
         self.sent_bytes: dict[str, int] = {}
         self.exchanges = 0  # how many this rank has begun: the one that lags is the one that all wait for
         self.everyone = Axis(self, range(ranks), None)
+        self._patience = datetime.timedelta(seconds=meeting.patience_s)
         self._axes: dict[range, Axis] = {range(ranks): self.everyone}
 
     @classmethod
     def join(cls, meeting: Meeting) -> Mesh:
         """Meet the others. Raises ExchangeFailed if they do not come."""
-        device = torch.device(meeting.device)
-        patience = datetime.timedelta(seconds=meeting.patience_s)
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
+        on_gpu = torch.device(meeting.device).type == "cuda"
+        if on_gpu:
+            torch.cuda.set_device(meeting.device)
         with _named("join"):
             dist.init_process_group(
-                backend, store=meeting.store, rank=meeting.rank, world_size=meeting.ranks, timeout=patience
+                "nccl" if on_gpu else "gloo",
+                store=meeting.store,
+                rank=meeting.rank,
+                world_size=meeting.ranks,
+                timeout=datetime.timedelta(seconds=meeting.patience_s),
             )
-        return cls(meeting.rank, meeting.ranks, device)
+        return cls(meeting)
 
     def __enter__(self) -> Self:
         return self
@@ -90,18 +94,29 @@ class Mesh:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def grid(self, layout: Layout, first: int = 0) -> Grid:
-        """The groups that this rank is in, of a layout of the ranks from `first` on (all of them, or some).
+    def prepare(self, layout: Layout) -> None:
+        """Make the groups of a layout of the first ranks (all, as a rule).
 
-        Ranks of a group must ask for its layouts in the same order.
+        All ranks must ask for the same layouts in the same order, those outside of one too.
         """
-        if first + layout.ranks > self.ranks or not first <= self.rank < first + layout.ranks:
-            raise SplitError(
-                f"layout: expected rank {self.rank} among {self.ranks} ranks in it, got {layout} at {first}"
-            )
-        at_ring, at_ulysses = layout.place(self.rank - first)
-        groups = range(layout.ranks), layout.ulysses_group(at_ring), layout.ring_group(at_ulysses)
-        return Grid(layout, *(self._axis(range(g.start + first, g.stop + first, g.step)) for g in groups))
+        if layout.ranks > self.ranks:
+            raise SplitError(f"layout: expected at most {self.ranks} ranks, got {layout}")
+        groups = [range(layout.ranks)]
+        groups += [layout.ulysses_group(i) for i in range(layout.ring)]
+        groups += [layout.ring_group(i) for i in range(layout.ulysses)]
+        for ranks in groups:
+            if ranks not in self._axes:
+                group = dist.new_group(list(ranks), timeout=self._patience) if len(ranks) > 1 else None
+                self._axes[ranks] = Axis(self, ranks, group)
+
+    def grid(self, layout: Layout) -> Grid:
+        """The groups of a layout that this rank is in; see `prepare`."""
+        self.prepare(layout)
+        if self.rank >= layout.ranks:
+            raise SplitError(f"layout: expected a rank below {layout.ranks}, got rank {self.rank}")
+        at_ring, at_ulysses = layout.place(self.rank)
+        everyone, ulysses = range(layout.ranks), layout.ulysses_group(at_ring)
+        return Grid(layout, *(self._axes[group] for group in (everyone, ulysses, layout.ring_group(at_ulysses))))
 
     def tell(self, data: bytes | None) -> bytes:
         """Bytes of rank 0 (who gives them) to all."""
@@ -122,13 +137,6 @@ class Mesh:
     def count(self, kind: str, sent: int) -> None:
         self.exchanges += 1
         self.sent_bytes[kind] = self.sent_bytes.get(kind, 0) + sent
-
-    def _axis(self, ranks: range) -> Axis:
-        if ranks not in self._axes:
-            alone = len(ranks) == 1
-            group = None if alone else dist.new_group(list(ranks), use_local_synchronization=True)
-            self._axes[ranks] = Axis(self, ranks, group)
-        return self._axes[ranks]
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def main() -> int:
         getattr(importlib.import_module(module), function)(member)
     except ExchangeFailed as error:
         logger.error("%s", error)
-        return LOST_A_PEER
+        os._exit(LOST_A_PEER)  # what is half exchanged cannot be torn down in order
     if member.mesh is not None:
         member.mesh.close()
     return 0
