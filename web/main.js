@@ -95,10 +95,7 @@ class Page {
     window.addEventListener("pagehide", () => this.picture.leave());
     window.addEventListener("pageshow", (event) => event.persisted && this.visit.open());
     window.addEventListener("online", () => this.act("retry"));
-    document.addEventListener(
-      "visibilitychange",
-      () => !document.hidden && this.socket?.state === "waiting" && this.act("retry"),
-    );
+    document.addEventListener("visibilitychange", () => !document.hidden && this.act("retry"));
     setInterval(() => this.#tick(), 1000);
   }
 
@@ -151,8 +148,9 @@ class Page {
   /** A session that vanished while we were in it went with its server: begin it again where we may. */
   #reached(socket) {
     const { session } = this.visit;
-    const isLost = socket.why === "gone" && LIVE.has(session?.state) && this.visit.owns(session);
-    if (isLost) return this.visit.start({ model: session.model, prompt: this.#prompt(), seed: session.seed });
+    const same = session && { model: session.model, prompt: this.#prompt(), seed: session.seed };
+    if (socket.why === "gone" && LIVE.has(session?.state) && this.visit.owns(session)) return this.visit.start(same);
+    if (socket.why === "over") this.visit.startIfServerWent(same);
     this.render();
   }
 

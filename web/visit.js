@@ -5,6 +5,8 @@
 import { Fault, freshId } from "./api.js";
 import { Backoff } from "./connection.js";
 
+const WENT_MS = 3_000;
+const WENT_LOOKS = 6;
 export const LIVE = new Set(["queued", "starting", "running", "paused"]);
 const FINAL = new Set([
   "token-required",
@@ -62,6 +64,7 @@ export class Visit {
   async go(choose) {
     const turn = ++this.turn;
     clearTimeout(this.retryTimer);
+    this.#giveUpPlace();
     this.onLeave();
     this.session = null;
     this.choose = choose;
@@ -81,11 +84,25 @@ export class Visit {
   }
 
   join(session) {
+    if (session.id === this.session?.id) return;
     return this.go(() => this.api.get(session.urls.self));
   }
 
   start(wish = {}) {
     return this.go(() => this.create(wish));
+  }
+
+  /** A world that ended may have ended with its server: then it begins again as soon as there is one. */
+  async startIfServerWent(wish) {
+    const { turn } = this;
+    for (let i = 0; i < WENT_LOOKS && turn === this.turn; i++) {
+      await new Promise((resolve) => setTimeout(resolve, WENT_MS));
+      const fault = await this.api.get("/healthz").then(
+        () => null,
+        (fault) => fault,
+      );
+      if (turn === this.turn && fault?.code === "unreachable") return this.isViewer() ? this.open() : this.start(wish);
+    }
   }
 
   create(wish = {}) {
@@ -107,6 +124,12 @@ export class Visit {
 
   isViewer() {
     return this.me?.role === "viewer";
+  }
+
+  /** Who goes elsewhere does not keep others waiting behind them. */
+  #giveUpPlace() {
+    const left = this.session;
+    if (left?.state === "queued" && this.owns(left)) this.api.delete(left.urls.self).catch(() => {});
   }
 
   #enter(session) {

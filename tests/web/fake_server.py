@@ -72,18 +72,25 @@ class FakeServer:
         self._thread.join(10)
         self._thread = None
 
-    def call(self, act: Callable[[], Awaitable[None] | None]) -> None:
+    def call(self, act: Callable[[], Awaitable[None] | object]) -> None:
         """Run `act` on the server's loop and wait for it."""
 
         async def run() -> None:
             result = act()
-            if result is not None:
+            if isinstance(result, Awaitable):
                 await result
 
         asyncio.run_coroutine_threadsafe(run(), self._loop).result(15)
 
     def world(self) -> FakeWorld:
         return list(self.worlds.values())[-1]
+
+    def add(self, prompt: str, seed: int = 7) -> FakeWorld:
+        """Another world that plays; call it on the server's loop."""
+        world = FakeWorld(secrets.token_hex(4), prompt, seed, "alice")
+        self.worlds[world.id] = world
+        world.start()
+        return world
 
     def drop_sockets(self, code: int = 1012) -> None:
         async def drop() -> None:
@@ -173,13 +180,11 @@ class FakeServer:
 
     async def _create(self, request: Request) -> Response:
         wish = await request.json()
-        world = FakeWorld(secrets.token_hex(4), wish.get("prompt", SUGGESTIONS[0]), wish.get("seed", 7), "alice")
-        self.worlds[world.id] = world
+        world = self.add(wish.get("prompt", SUGGESTIONS[0]), wish.get("seed", 7))
         if wish.get("record"):
             world.recording = {"id": "rec", "state": "live", "reason": "", "bytes": 345678, "seconds": 5.2}
         if self.starts_in_queue:
             world.state, world.queue_position = "queued", 2
-        world.start()
         return JSONResponse(world.record(), 201)
 
     async def _one(self, request: Request) -> Response:

@@ -159,3 +159,32 @@ def test_a_picture_that_no_udp_brings_is_named_with_what_to_do(fake: FakeServer,
     fake.hides_media = False
     wait_playing(page, 60_000)
     wait_moving(page)
+
+
+def test_a_world_that_ended_with_its_server_begins_again_with_the_next(fake: FakeServer, page: Any) -> None:
+    page.goto(fake.address)
+    wait_playing(page)
+    say(page, "a red sunset")
+    page.wait_for_selector("#story li.applied >> text=a red sunset", timeout=10_000)
+    fake.call(lambda: fake.world().end("the server stops"))
+    fake.drop_sockets(1000)
+    fake.stop()
+    page.wait_for_selector("#notice-title >> text=The server does not answer", timeout=20_000)
+    fake.start()
+    wait_playing(page)
+    assert fake.world().prompt == "a red sunset"
+
+
+def test_who_goes_elsewhere_from_the_queue_gives_up_the_place(fake: FakeServer, page: Any) -> None:
+    page.goto(fake.address)
+    wait_playing(page)
+    fake.starts_in_queue = True
+    page.click("#reseed")
+    page.wait_for_selector("#notice-text >> text=in line")
+    waiting = fake.world()
+    fake.starts_in_queue = False
+    fake.call(lambda: fake.add("snow elsewhere"))
+    page.click("#notice-actions >> text=Watch another world")
+    page.click("#world-list >> text=snow elsewhere")
+    wait_playing(page)
+    assert waiting.state == "ended"
