@@ -53,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
     findings = examine(args.port, args.record_dir, args.stun)
     console = Console(stderr=args.json)
     for finding in findings:
-        console.print(f"{MARKS[finding.verdict]} {finding.what}: {finding.detail}", highlight=False)
+        console.print(f"{MARKS[finding.verdict]} {finding.what}: {finding.detail}", highlight=False, soft_wrap=True)
         if finding.fix:
-            console.print(f"     → {finding.fix}", highlight=False)
+            console.print(f"     → {finding.fix}", highlight=False, soft_wrap=True)
     failed = any(finding.verdict == "fail" for finding in findings)
     if args.json:
         print(json.dumps({"ok": not failed, "findings": [asdict(finding) for finding in findings]}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from engine.protocol import Codec
 from server.congestion import KEYFRAMES_ONLY_S, Rate
@@ -35,6 +35,9 @@ class Viewers:
 
     def __len__(self) -> int:
         return len(self._peers)
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(self._peers.values())
 
     async def join(self, offer: str) -> tuple[Peer, str]:
         """A new viewer and the answer to its offer; raises Problem."""

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from tests.server.harness import Live, until
+from tests.server.scripted_engine import TICKS
 
 playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
 CHROMIUM = next(
@@ -32,6 +33,10 @@ BRIGHT_COLUMN = """async () => {
   for (let x = 0; x < width; x++) if (data[row + x * 4] > data[row + best * 4]) best = x;
   return data[row + best * 4] > 150 ? best : null;
 }"""
+
+
+SHOWN = """() => new Promise((resolve) => document.querySelector("video").requestVideoFrameCallback(
+  (now, metadata) => resolve(metadata.rtpTimestamp)))"""
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -66,6 +71,9 @@ async def test_two_tabs_see_the_picture_move_from_one_encoding(server: Live, bro
     assert len(await columns(one, 4)) >= 4
     assert len(await columns(two, 4)) >= 4
     assert len(session.viewers) == 2 and len(session.encodings.h264) == 2 and len(session.encodings.vp8) == 0
+    [first, _] = [peer.view() for peer in session.viewers]
+    shown_pts = (await one.evaluate(SHOWN) - first.rtp_origin) % 2**32
+    assert shown_pts % TICKS == 0 and 0 < shown_pts <= session.line._next_pts
     await two.close(run_before_unload=True)
     await until(lambda: len(session.viewers) == 1, 20)
     await one.close()
