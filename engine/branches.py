@@ -131,7 +131,8 @@ class Branches:
     ) -> list[Tensor]:
         start = entries[0].block * self.width
         spans = [self._span(e) for e in entries]
-        context = StaggeredContext(start, self.width, spans, self.cache.attend, self.cache, staged)
+        seen = StaggeredContext(start, self.width, spans, self.cache.attend, self.cache, staged)
+        context = self.cache.spread(seen)
         x = torch.cat([e.latents for e in entries])[None]
         t = self._times(entries)[None]
         return [-flow for flow in torch.split(self.model.forward(x, t, conditioning, context)[0], self.width)]
@@ -140,7 +141,8 @@ class Branches:
         conditioning = self._conditioning([self.model.null] * len(entries), call, dropped=True)
         x = torch.stack([e.latents for e in entries])
         t = self._times(entries).view(len(entries), self.width)
-        return list(-self.model.forward(x, t, conditioning, IsolatedContext(self.cache.attend)))
+        context = self.cache.spread(IsolatedContext(self.cache.attend))
+        return list(-self.model.forward(x, t, conditioning, context))
 
     def _span(self, entry: Entry) -> Span:
         """What a block sees, cut where the cache's policy no longer keeps it."""
