@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +30,8 @@ from engine.training.sheets import write_sheet
 from engine.training.truth import HEADS, Judge, codec_of, psnr, train_judge, true_pictures
 
 BLOCK_S: Final = 0.5
+NAMES: Final = {place: PHRASES["place"][place][0] for place in PLACES}
+"""What each place is called in the scripts below."""
 SAYINGS: Final = (
     "{place} {time} {weather} {subject}",
     "show me the {place} in the {time}, {weather}, with {subject}",
@@ -110,12 +112,12 @@ def measure_quality(model: TinyModel, options: EvaluationOptions) -> Iterator[Fi
     """First block and steady parts, every place in four lights, walking; then what each part of the model adds."""
     del options
     lights = ("noon, clear sky, nobody", "night, clear sky, nobody", "day, thunderstorm", "sunset, sunny, hiker")
-    scenes = [f"{place}, {light}" for light in lights for place in PLACES]
+    scenes = [f"{place}, {light}" for light in lights for place in NAMES.values()]
     walking = ((1.0, ActionState(keys=("right",))),)
     rates = [quality_of(list(roll(model, (PromptChange(0, s),), 3.0, walking, seed=i))) for i, s in enumerate(scenes)]
     first, steady = np.mean(rates, 0)
     yield Finding("quality", "dB", {"first block": float(first), "steady": float(steady)})
-    places = [f"{place}, {lights[i % 4]}" for i, place in enumerate(PLACES)]
+    places = [f"{place}, {lights[i % 4]}" for i, place in enumerate(NAMES.values())]
     variants: dict[str, Callable[..., Iterator[Seen]]] = {
         "memory alone": partial(roll, _memory_alone(model), steps=1),
         "no context": partial(roll, model, kv="window=2"),
@@ -165,7 +167,7 @@ def measure_switches(model: TinyModel, options: EvaluationOptions) -> Iterator[F
     for i in range(max(8, options.clips // 5)):
         slot, values = ("time", TIMES) if i % 2 else ("weather", WEATHERS)
         old, new = (str(v) for v in numbers.choice(values, 2, replace=False))
-        place = str(numbers.choice(PLACES))
+        place = str(numbers.choice(list(NAMES.values())))
         start = PromptChange(0, f"{place}, {PHRASES[slot][old][0]}")
         change = PromptChange(1.0, PHRASES[slot][new][0], "auto")
         blocks = list(roll(model, (start, change), 4.0, truth=False, seed=i))[2:]
@@ -179,7 +181,7 @@ def measure_actions(model: TinyModel, options: EvaluationOptions) -> Iterator[Fi
     """The pan that registration of the ground finds between pictures, against the pan asked for."""
     del options
     sign, speed = [], []
-    for i, place in enumerate(PLACES):
+    for i, place in enumerate(NAMES.values()):
         for pan in (-1.0, -0.5, 0.5, 1.0):
             action = ((0.0, ActionState(values={"pan": pan})),)
             blocks = list(roll(model, (PromptChange(0, f"{place} by day, clear"),), 2.5, action, truth=False, seed=i))
@@ -205,7 +207,7 @@ def measure_return(model: TinyModel, options: EvaluationOptions) -> Iterator[Fin
     """Away for four seconds and back: the place found again, against the truth of then and the picture of before."""
     del options
     rates, same = [], []
-    for i, place in enumerate(PLACES):
+    for i, place in enumerate(NAMES.values()):
         path = ((1.0, "right"), (5.0, "left"), (9.0, ""))
         actions = tuple((at, ActionState(keys=(key,) if key else ())) for at, key in path)
         blocks = list(roll(model, (PromptChange(0, f"{place}, noon, clear sky, nobody"),), 11.0, actions, seed=i))
@@ -237,7 +239,7 @@ def measure_seams(model: TinyModel, options: EvaluationOptions) -> Iterator[Find
     """Does anything jump at a keyframe? Change between neighbouring pictures there, over that elsewhere."""
     del options
     ratios = []
-    for i, place in enumerate(PLACES):
+    for i, place in enumerate(NAMES.values()):
         walking = ((0.0, ActionState(keys=("right",))),)
         blocks = list(roll(model, (PromptChange(0, f"{place}, day, clear sky"),), 4.0, walking, seed=i))
         made = np.concatenate([b.pictures for b in blocks]).astype(np.float32)[16:]
@@ -266,6 +268,7 @@ def measure_speed(model: TinyModel, options: EvaluationOptions) -> Iterator[Find
     yield Finding("size", "MB", {"weights": size / 1e6})
 
 
+@lru_cache(maxsize=1)
 def _judge(model: TinyModel) -> tuple[Judge, float]:
     decoder = model.decoder.network
     return train_judge(codec_of(decoder.basis.detach(), decoder.mean.detach()))
@@ -275,7 +278,7 @@ def draw_sheet(model: TinyModel, path: Path) -> None:
     """Every place in four lights, and eight moments of a walk with changes, made above true."""
     scenes = [
         f"{place}, {light}"
-        for place in PLACES
+        for place in NAMES.values()
         for light in ("noon, clear sky", "night, clear sky", "day, thunderstorm", "sunset, sunny, hiker")
     ]
     made, true = [], []

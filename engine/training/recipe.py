@@ -68,7 +68,7 @@ class Size:
     clip_scale: int  # times as many clips in a batch
 
 
-SIZES: Final = {"cpu": Size(5, 160, 8, 1), "gpu": Size(40, 2048, 64, 16)}
+SIZES: Final = {"cpu": Size(5, 160, 8, 1), "gpu": Size(40, 2048, 64, 32)}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from engine.training.run import Chance
 
 WINDOW_BLOCKS: Final = 3
 CONTEXT_NOISE: Final = 0.3
-SHAPES: Final = ((2, 24, 1), (4, 8, 2), (8, 4, 2))
+SHAPES: Final = ((2, 12, 1), (4, 4, 2), (8, 2, 2))
 SHAPE_SHARE: Final = (0.3, 0.3, 0.4)
 """Latent frames, clips and noisy copies of a batch, and how often each is drawn; the first is a world's first block."""
 STEP_TIMES: Final = (1.0, 0.5)
@@ -69,7 +69,7 @@ def _clip_words(signals: Array, numbers: np.random.Generator) -> tuple[Tensor, T
 
 def full_losses(network: TinyNetwork, data: TransformerData, chance: Chance) -> dict[str, Tensor]:
     """The full-context diffusion model: all frames of a clip at one time, all seeing each other."""
-    batch = 8 * data.scale
+    batch = 4 * data.scale
     signals, x = data.take(chance, CLIP_LATENTS, batch)
     given = give(network, signals, chance.numbers)
     t = _times(chance, batch, 1, 1)[:, 0].expand(-1, CLIP_LATENTS)

@@ -50,3 +50,9 @@ def test_only_a_named_place_is_said_to_have_been_named() -> None:
 def test_every_word_the_model_reads_has_its_own_row() -> None:
     words = [p for slot, values in PHRASES.items() if slot != "place" for phrases in values.values() for p in phrases]
     assert sorted(VOCABULARY.values()) == list(range(len(words)))
+
+
+def test_snow_in_a_sentence_is_weather_and_the_arctic_is_a_place() -> None:
+    found = read("it snows in the city").caption
+    assert (found.value("place"), found.value("weather")) == ("city", "snow")
+    assert read("the arctic").caption.value("place") == "snow"

@@ -86,6 +86,22 @@ PHRASES: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "balloon": ("balloon", "hot air balloon", "airship", "hot-air balloon", "zeppelin"),
     },
 }
+ALIASES: Final = {
+    "snow": "snowing",
+    "snows": "snowing",
+    "cloud": "clouds",
+    "sun": "sunny",
+    "sunshine": "sunny",
+    "sunlight": "daylight",
+    "nightfall": "night falls",
+    "ice": "glacier",
+    "polar landscape": "polar",
+    "skyscraper": "skyscrapers",
+    "palm tree": "palm trees",
+    "people": "someone",
+    "dusky": "dusk",
+}
+"""Phrases that are read as another one and have no row of their own."""
 DEFAULTS: Final = {"place": "beach", "time": "day", "weather": "clear", "subject": "empty"}
 NEGATED: Final = {"weather": "clear", "subject": "empty", "time": "day"}
 """What a slot becomes when one of its phrases is refused ("no rain", "without birds", "the storm is over")."""
@@ -131,7 +147,7 @@ class Reading:
 
 MEANING: Final = {p: (slot, value) for slot, values in PHRASES.items() for value, ps in values.items() for p in ps}
 VOCABULARY: Final = {phrase: i for i, phrase in enumerate(p for p, (slot, _) in MEANING.items() if slot != "place")}
-LONGEST: Final = max(len(phrase.split()) for phrase in MEANING)
+LONGEST: Final = max(len(phrase.split()) for phrase in (*MEANING, *ALIASES))
 
 
 def read(prompt: str, before: Caption | None = None) -> Reading:
@@ -160,6 +176,7 @@ def match(words: list[str]) -> tuple[str | None, int]:
     """The longest known phrase that `words` begin with, and how many words it took."""
     for length in range(min(LONGEST, len(words)), 0, -1):
         phrase = " ".join(words[:length])
+        phrase = ALIASES.get(phrase, phrase)
         if phrase in MEANING:
             return phrase, length
     if words[0] in STOP_WORDS | NEGATIONS:
