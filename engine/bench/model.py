@@ -1,4 +1,4 @@
-"""`inferix bench model`: a published Wan architecture with random weights, each block against its own products alone.
+"""`inferix bench model`: a published architecture with random weights, each block against its own products alone.
 
 The scale decides the width; window, steps and sampler are the preset's. Nothing is downloaded.
 """
@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from engine import recipe
+from engine.bench import magi
 from engine.bench.floor import Floor, record
 from engine.bench.result import Cell, Result
 from engine.generator import Generator
 from engine.layers.attention import choose
-from engine.models import presets
+from engine.models import BlockModel, presets
+from engine.models.magi_model import MagiModel
 from engine.models.presets import Preset, UnknownModel
 from engine.models.wan import WanConfig, WanTransformer
 from engine.models.wan_model import ARCHITECTURES, WanModel, geometry
@@ -46,7 +48,7 @@ SCALES: Mapping[str, Scale] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--preset", default="self-forcing-1.3b", help="a row of the Wan2.1 family (default: %(default)s)"
+        "--preset", default="self-forcing-1.3b", help="a row of the Wan2.1 or MAGI-1 family (default: %(default)s)"
     )
     parser.add_argument("--scale", choices=SCALES, default="mid", help="default: %(default)s; full wants a GPU")
     parser.add_argument("--blocks", type=int, default=7, help="default: %(default)s")
@@ -81,26 +83,37 @@ def measure(args: argparse.Namespace) -> Result:
 COLUMNS = ("block", "ms", "its products alone, ms", "ratio", "bytes written and gathered")
 
 
-def _notes(model: WanModel, world: World, spent_s: float, floor_s: float, blocks: int) -> tuple[str, ...]:
+WRITTEN = "they are written at each pass where they lie to be read"
+
+
+def _notes(model: BlockModel, world: World, spent_s: float, floor_s: float, blocks: int) -> tuple[str, ...]:
     g, cache = model.geometry, world.caches[0]
     own = g.frames_per_block * cache.pool.format.page_bytes
     return (
         f"all blocks: {spent_s:.2f} s, {spent_s / floor_s:.3f} × their products alone (linear layers and attention)",
         f"{blocks * g.frames_per_block * g.pictures_per_frame / spent_s:.2f} pictures of video per second at "
         f"{g.width}x{g.height}, undecoded",
-        f"a block's own keys and values are {own} bytes; they are written at each pass where they lie to be read",
+        f"a block's own keys and values are {own} bytes",
+        *(magi.spared(world) if isinstance(model, MagiModel) else (WRITTEN,)),
     )
 
 
-def _name(args: argparse.Namespace, model: WanModel) -> str:
-    c, g = model.network.config, model.geometry
-    return f"{args.preset} at scale {args.scale}: {c.num_layers} layers of {c.dim}, {g.kv.tokens} tokens per frame"
+def _name(args: argparse.Namespace, model: WanModel | MagiModel) -> str:
+    g = model.geometry
+    width = model.network.config.hidden if isinstance(model, MagiModel) else model.network.config.dim
+    return f"{args.preset} at scale {args.scale}: {g.kv.layers} layers of {width}, {g.kv.tokens} tokens per frame"
 
 
-def _model(args: argparse.Namespace) -> tuple[Preset, WanModel]:
-    preset, scale = presets.find(args.preset), SCALES[args.scale]
-    if preset.family != "wan2.1":
-        raise UnknownModel(f"preset: expected one of the Wan2.1 family, got {args.preset!r}")
+def _model(args: argparse.Namespace) -> tuple[Preset, WanModel | MagiModel]:
+    preset = presets.find(args.preset)
+    if preset.family == "magi-1" and not args.compile:
+        return magi.build(preset, args.scale, torch.device(args.device))
+    if preset.family == "wan2.1":
+        return _wan(args, preset, SCALES[args.scale])
+    raise UnknownModel(f"preset: expected one of the Wan2.1 or (not compiled) MAGI-1 family, got {args.preset!r}")
+
+
+def _wan(args: argparse.Namespace, preset: Preset, scale: Scale) -> tuple[Preset, WanModel]:
     config = scale.network or ARCHITECTURES[preset.architecture].network
     preset = replace(preset, width=scale.width or preset.width, height=scale.height or preset.height)
     device = torch.device(args.device)
@@ -121,7 +134,7 @@ def _model(args: argparse.Namespace) -> tuple[Preset, WanModel]:
     return preset, WanModel(preset.name, shape, network, text, WanDecoder(WanVae(vae)))
 
 
-def _world(args: argparse.Namespace, preset: Preset, model: WanModel) -> tuple[Generator, World]:
+def _world(args: argparse.Namespace, preset: Preset, model: BlockModel) -> tuple[Generator, World]:
     sampler, rule = recipe.sampler(preset), recipe.kv_policy(preset, args.kv)
     attend = choose("auto", model.device, model.dtype).attend
     caches = recipe.caches(model, preset, rule, sampler, args.blocks * preset.frames_per_block, attend)
@@ -130,7 +143,7 @@ def _world(args: argparse.Namespace, preset: Preset, model: WanModel) -> tuple[G
     )
 
 
-def _rehearse(args: argparse.Namespace, preset: Preset, model: WanModel) -> None:
+def _rehearse(args: argparse.Namespace, preset: Preset, model: BlockModel) -> None:
     """Let everything be compiled before it is timed."""
     generator, world = _world(args, preset, model)
     generator.next_block(world)

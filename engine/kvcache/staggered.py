@@ -48,6 +48,7 @@ class StaggeredContext:
                 raise ValueError(f"range of a block: expected to lie in [0, {end}), got [{span.first}, {span.end})")
         self.start, self.width, self.spans, self.attention = start, width, spans, attention
         self.past, self.keep = past, keep
+        self._frames: Tensor | None = None
         self._oldest = min(start, *(span.first for span in spans))
         if self._oldest < start and past is None:
             raise ValueError(f"frames from {self._oldest} on are wanted, the call starts at {start} and has no past")
@@ -61,8 +62,9 @@ class StaggeredContext:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotate: Rotate | None) -> Tensor:
         """q: (1, F, S, heads, head_dim) -> the same shape"""
         assert rotate is not None, "staggered blocks are told apart by position"
-        frames = torch.arange(self.start, self.start + q.shape[1], device=q.device)
-        q, k = rotate(q, frames), rotate(k, frames)
+        if self._frames is None:  # one tensor for all layers: rotations keep what they make of it
+            self._frames = torch.arange(self.start, self.start + q.shape[1], device=q.device)
+        q, k = rotate(q, self._frames), rotate(k, self._frames)
         if self.keep is not None:
             self.keep.store(layer, k[:, : self.keep.frames], v[:, : self.keep.frames])
         k, v = self._with_past(layer, k.flatten(1, 2), v.flatten(1, 2))
@@ -88,6 +90,7 @@ class IsolatedContext:
 
     def __init__(self, attention: Attention) -> None:
         self.attention = attention
+        self._frames: Tensor | None = None
 
     def shard(self, tokens: Tensor) -> Tensor:
         return tokens
@@ -98,8 +101,9 @@ class IsolatedContext:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotate: Rotate | None) -> Tensor:
         """q: (blocks, F, S, heads, head_dim) -> the same shape"""
         assert rotate is not None, "a block's frames are told apart by position"
-        frames = torch.arange(q.shape[1], device=q.device)
-        flat = (x.flatten(1, 2) for x in (rotate(q, frames), rotate(k, frames), v))
+        if self._frames is None:
+            self._frames = torch.arange(q.shape[1], device=q.device)
+        flat = (x.flatten(1, 2) for x in (rotate(q, self._frames), rotate(k, self._frames), v))
         return self.attention(*flat).view(q.shape)
 
     def attend_latent(self, layer: int, q: Tensor, latent: Tensor, expand: Expand, rotate: Rotate | None) -> Tensor:

@@ -149,11 +149,16 @@ class Rotary(nn.Module):
             0, 1
         )  # (S, 2 bands)
 
+        tables: list[tuple[Tensor, Tensor, Tensor]] = []  # frames, cos, sin: one set of positions serves every layer
+
         def rotate(x: Tensor, frames: Tensor) -> Tensor:
-            here = grid if share is None or x.shape[2] == len(grid) else grid[share]
-            time = frames.to(bands.device, torch.float32)[:, None] * bands
-            angles = torch.cat([time[:, None].expand(-1, len(here), -1), here.expand(len(time), -1, -1)], -1)
-            return _half_split(x.float(), angles.cos()[:, :, None], angles.sin()[:, :, None]).to(dtype)
+            if not tables or tables[0][0] is not frames or tables[0][1].shape[1] != x.shape[2]:
+                here = grid if share is None or x.shape[2] == len(grid) else grid[share]
+                time = frames.to(bands.device, torch.float32)[:, None] * bands
+                angles = torch.cat([time[:, None].expand(-1, len(here), -1), here.expand(len(time), -1, -1)], -1)
+                tables[:] = [(frames, angles.cos()[:, :, None], angles.sin()[:, :, None])]
+            _, cos, sin = tables[0]
+            return _half_split(x.float(), cos, sin).to(dtype)
 
         return rotate
 
