@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,12 @@ class Found:
     path: Path | None  # None: missing
     bytes: int = 0
     sha256: str = ""
+    published_sha256: str = ""  # as the hub said when it was pulled; "" if it was put here by hand
+
+    @property
+    def differs(self) -> bool:
+        """Whether the file is not what was published."""
+        return bool(self.sha256 and self.published_sha256) and self.sha256 != self.published_sha256
 
 
 def locate(preset: Preset, folder: Path | None = None, *, tiny: bool = False) -> dict[Part, Path]:
@@ -128,8 +135,16 @@ def check(preset: Preset, folder: Path | None = None, *, hashes: bool = True) ->
         there = [p for p in sorted((root / file.repo).glob(file.path)) if p.is_file()]
         if not there:
             found.append(Found(file, None))
-        found += [Found(file, p, p.stat().st_size, _sha256(p) if hashes else "") for p in there]
+        published = {p: _published_sha256(root / file.repo, p) for p in there}
+        found += [Found(file, p, p.stat().st_size, _sha256(p) if hashes else "", published[p]) for p in there]
     return found
+
+
+def _published_sha256(repository: Path, file: Path) -> str:
+    """What huggingface_hub noted beside a download: commit, tag, time. The tag of a large file is its SHA-256."""
+    note = repository / ".cache" / "huggingface" / "download" / f"{file.relative_to(repository)}.metadata"
+    lines = note.read_text().splitlines() if note.is_file() else []
+    return lines[1] if len(lines) > 1 and re.fullmatch("[0-9a-f]{64}", lines[1]) else ""
 
 
 def _sha256(file: Path) -> str:

@@ -23,6 +23,7 @@ from engine.models.presets import MissingFiles, Part, Preset, UnknownModel
 from engine.weights import WeightsError
 
 BAD_INPUT = 2
+PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}  # how paths and hashes are printed
 Refusals = (UnknownModel, PolicyError, MissingFiles, WeightsError, HubUnavailable)
 
 
@@ -98,17 +99,25 @@ def _check(args: argparse.Namespace, console: Console) -> int:
     wanted = [f for f in hub.check(preset, args.folder, hashes=not args.no_hash) if _counts(f, args)]
     for found in wanted:
         where = str(found.path) if found.path else f"missing: {found.file.repo}/{found.file.path}"
-        console.print(
-            f"{found.file.part:13} {where} {_bytes(found.bytes)} {found.sha256}", highlight=False, soft_wrap=True
-        )
-    whole = all(found.path for found in wanted)
-    if whole and preset.files:
+        said = " is not what was published" if found.differs else ""
+        console.print(f"{found.file.part:13} {where} {_bytes(found.bytes)} {found.sha256}{said}", **PLAIN)
+    missing = [found.file for found in wanted if not found.path]
+    whole = not missing and not any(found.differs for found in wanted)
+    if missing:
+        console.print(hub.layout(args.folder or hub.DEFAULT_FOLDER, missing), **PLAIN)
+    elif whole and preset.files:
         verify(preset, hub.locate(preset, args.folder, tiny=args.tiny_decoder))
-        console.print(f"{preset.name}: every name and shape is as expected")
-    elif not whole:
-        missing = [found.file for found in wanted if not found.path]
-        console.print(hub.layout(args.folder or hub.DEFAULT_FOLDER, missing), highlight=False, soft_wrap=True)
-    files = [{"part": f.file.part, "path": str(f.path or ""), "bytes": f.bytes, "sha256": f.sha256} for f in wanted]
+        console.print(f"{preset.name}: every name and shape is as expected", **PLAIN)
+    files = [
+        {
+            "part": found.file.part,
+            "path": str(found.path or ""),
+            "bytes": found.bytes,
+            "sha256": found.sha256,
+            "published_sha256": found.published_sha256,
+        }
+        for found in wanted
+    ]
     _json(args, {"name": preset.name, "whole": whole, "files": files})
     return 0 if whole else 1
 

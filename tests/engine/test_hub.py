@@ -136,3 +136,17 @@ def test_check_holds_files_against_the_published_names(tmp_path: Path, capsys: p
     save_file({"patch_embedding.bias": torch.zeros(3)}, put(tmp_path, PRESET.files[0]))
     assert command("check", "longlive-1.3b", "--folder", str(tmp_path), "--no-hash") == 2
     assert "longlive_base.pt: expected" in capsys.readouterr().out
+
+
+def test_a_file_that_is_not_what_the_hub_published_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = put(tmp_path, PRESET.files[0])
+    note = tmp_path / PRESET.files[0].repo / ".cache/huggingface/download" / f"{PRESET.files[0].path}.metadata"
+    note.parent.mkdir(parents=True)
+    right = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
+    for tag, differs in ((right, False), ("0" * 64, True), ("an-etag-of-a-small-file", False)):
+        note.write_text(f"commit\n{tag}\n1700000000.0\n")
+        found = next(f for f in hub.check(PRESET, tmp_path) if f.path == path)
+        assert found.differs is differs
+    note.write_text(f"commit\n{'0' * 64}\n1700000000.0\n")
+    assert command("check", "longlive-1.3b", "--folder", str(tmp_path)) == 1
+    assert "is not what was published" in capsys.readouterr().out
