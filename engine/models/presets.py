@@ -116,6 +116,8 @@ class Preset:
 
     def recache_room(self, held: int) -> int:
         """Latent frames kept beside the `held` ones while the past is computed again: the old ones stay until it is."""
+        if isinstance(self.sampler, Flow):
+            return 0  # a clip at a time: there is no past to compute again
         return self.frames_per_block if self.recache in ("blocks", "none") else held
 
 
@@ -259,6 +261,7 @@ _ROWS = (
         _WAN_1_3B,
         sampler=Flow(50, shift=5.0, guidance=5.0),
         kv="window=0",
+        recache="none",  # there is no past
         frames_per_block=21,
         files=(File("transformer", _BASE, "diffusion_pytorch_model.safetensors", 5_676_000_000), *_SHARED),
         licence="Apache-2.0",
@@ -270,6 +273,7 @@ _ROWS = (
         _WAN_14B,
         sampler=Flow(50, shift=5.0, guidance=5.0),
         kv="window=0",
+        recache="none",  # there is no past
         frames_per_block=21,
         files=(
             File("transformer", "Wan-AI/Wan2.1-T2V-14B", "diffusion_pytorch_model*.safetensors*", 57_154_000_000),
@@ -284,6 +288,7 @@ _ROWS = (
         _WAN_I2V,
         sampler=Flow(40, shift=3.0, guidance=5.0),
         kv="window=0",
+        recache="none",  # there is no past
         frames_per_block=21,
         files=(
             File("transformer", "Wan-AI/Wan2.1-I2V-14B-480P", "diffusion_pytorch_model*.safetensors*", 65_580_000_000),

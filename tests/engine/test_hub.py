@@ -150,3 +150,13 @@ def test_a_file_that_is_not_what_the_hub_published_is_told(tmp_path: Path, capsy
     note.write_text(f"commit\n{'0' * 64}\n1700000000.0\n")
     assert command("check", "longlive-1.3b", "--folder", str(tmp_path)) == 1
     assert "is not what was published" in capsys.readouterr().out
+
+
+def test_the_page_of_models_states_every_row_with_its_memory() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    for preset in presets.PRESETS.values():
+        if preset.family == "wan2.1":
+            needs = hub.needs(preset)
+            (row,) = [line for line in page.splitlines() if line.startswith(f"| `{preset.name}` |")]
+            assert f"| `{preset.kv}` | {needs.disk / 1e9:.1f} GB | {needs.device / 1e9:.1f} GB |" in row
+            assert preset.files[0].repo in row and preset.files[0].path in row
