@@ -21,6 +21,7 @@ from server.settings import Settings, SettingsError, from_arguments
 log = logging.getLogger(__name__)
 
 REQUESTS_S = 3
+OTHERS = ("uvicorn", "uvicorn.error", "websockets", "aioice", "aiortc", "asyncio")
 
 
 class DrainingServer(uvicorn.Server):
@@ -49,16 +50,21 @@ def run(args: argparse.Namespace) -> int:
     except SettingsError as error:
         Console(stderr=True).print(f"[red]cannot start:[/red] {error}", markup=True, highlight=False)
         return 2
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname).1s %(name)s %(message)s", force=True
-    )
-    logging.getLogger("aioice").setLevel(logging.WARNING)
+    log_format = "%(asctime)s %(levelname).1s %(name)s %(message)s"
+    logging.basicConfig(level=settings.log_level.upper(), format=log_format, force=True)
+    quiet_others()
     if not settings.listens_on_loopback_only and settings.token_file is None:
         log.warning("no token file: anybody who reaches %s may watch, only this machine may steer", settings.host)
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, _already_handled)  # uvicorn raises the signal again when it is done; we exit 0
     server.run()
     return 0 if server.started else 1
+
+
+def quiet_others() -> None:
+    """Libraries log addresses and headers at some level, and in those are links and tokens."""
+    for name in OTHERS:
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def make_server(settings: Settings) -> DrainingServer:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from server.auth import Access, Credentials, Rates, read_tokens
 from server.problems import Problem
+from server.serve import quiet_others
 from server.settings import Limits, Settings, SettingsError
 from tests.server.harness import LIMITS, Live, event, live
 from tests.server.watcher import Watcher, watching
@@ -107,6 +109,22 @@ async def test_a_websocket_takes_its_token_as_a_subprotocol(settings: Settings, 
             with pytest.raises(websockets.ConnectionClosed) as closed:
                 await socket.recv()
             assert closed.value.rcvd is not None and closed.value.rcvd.code == 4401
+
+
+async def test_no_secret_is_logged_at_any_level(
+    settings: Settings, tokens: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    quiet_others()
+    caplog.set_level(logging.DEBUG)
+    async with live(dataclasses.replace(settings, token_file=tokens)) as server:
+        id = (await server.http.post("/v1/sessions", json={}, headers=bearer(PLAYER))).json()["id"]
+        link = (await server.http.post(f"/v1/sessions/{id}/links", json={}, headers=bearer(PLAYER))).json()
+        protocols = [websockets.Subprotocol("inferix.v1"), websockets.Subprotocol(f"bearer.{PLAYER}")]
+        async with server.ws(id, subprotocols=protocols), server.ws(id, f"?access={link['access']}"):
+            await server.http.get(f"/v1/sessions/{id}?access={link['access']}")
+    ours = [record.getMessage() for record in caplog.records if not record.name.startswith(("httpx", "httpcore"))]
+    assert any(f"session {id}" in line for line in ours)
+    assert not [line for line in ours if PLAYER in line or link["access"] in line]
 
 
 async def test_foreign_pages_may_not_call(server: Live, settings: Settings) -> None:
