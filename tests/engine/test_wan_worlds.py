@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.layers.attention import reference
 from engine.models import BlockSignals, Conditioning, Expand, Prompt, Rotate
+from engine.models.presets import Recache
 from engine.models.wan_model import WanModel, mix
 from engine.protocol import PromptChange
 from engine.samplers import FewStep, add_noise, to_clean
@@ -32,6 +33,8 @@ class FromScratch:
         self.past: dict[int, list[tuple[int, Tensor, Tensor]]] = {}
         self.latest: dict[int, list[tuple[int, Tensor, Tensor]]] = {}
         self.start = 0
+        self.again = False  # the past is being computed again, all of it in one call …
+        self.kept = 0  # … but for so many frames at its beginning
 
     def shard(self, tokens: Tensor) -> Tensor:
         return tokens
@@ -43,14 +46,15 @@ class FromScratch:
         assert rotate is not None
         frames = range(self.start, self.start + q.shape[1])
         shown = [*self.past.get(layer, [])]
-        shown += [(f, k[:, i : i + 1].clone(), v[:, i : i + 1].clone()) for i, f in enumerate(frames)]
+        own = [(f, k[:, i : i + 1].clone(), v[:, i : i + 1].clone()) for i, f in enumerate(frames)]
+        shown = [*shown[: self.kept], *own[self.kept :]] if self.again else [*shown, *own]
         while self.window is not None and len(shown) > self.window:
             del shown[self.sink]
         self.latest[layer] = shown
         at = torch.arange(len(shown)) if self.relative else torch.tensor([f for f, _, _ in shown])
         keys = torch.cat([rotate(key, at[i : i + 1]) for i, (_, key, _) in enumerate(shown)], 1)
         values = torch.cat([value for _, _, value in shown], 1)
-        queries = rotate(q, at[-q.shape[1] :])
+        queries = rotate(q, torch.tensor([*frames]) if self.again and not self.relative else at[-q.shape[1] :])
         return reference(queries.flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2)).view_as(q)
 
     def attend_latent(self, layer: int, q: Tensor, latent: Tensor, expand: Expand, rotate: Rotate | None) -> Tensor:
@@ -61,13 +65,27 @@ class FromScratch:
         self.start += frames
 
 
-def scratch_blocks(world: World, context: FromScratch) -> Iterator[Tensor]:
+def compute_again(world: World, context: FromScratch, made: Tensor, block: int, *, keep_sink: bool) -> None:
+    """LongLive's rule: the newest frames in one call under the new prompt; the sink stays once frames have left."""
+    end = context.start
+    count = end if context.window is None else min(context.window, end)
+    context.again, context.start = True, end - count
+    context.kept = context.sink if keep_sink and count < end else 0
+    conditioning = world.model.condition(world.signals(block)[0])
+    world.model.forward(made[None, end - count :], torch.zeros(1, count), conditioning, context)
+    context.block_done(count)
+    context.again, context.kept = False, 0
+
+
+def scratch_blocks(world: World, context: FromScratch, *, keep_sink: bool = True) -> Iterator[Tensor]:
     """The blocks that a world would make, each from formulas alone."""
     model, sampler = world.model, world.sampler
     assert isinstance(sampler, FewStep)
-    block = 0
+    block, made = 0, torch.zeros(0, 16, 4, 4)
     while True:
-        signals, _ = world.signals(block)
+        signals, value = world.signals(block)
+        if block and value.began and value.change.mode == "recache":
+            compute_again(world, context, made, block, keep_sink=keep_sink)
         shape = (signals.frames, *world.model.geometry.latent.__dict__.values())
         conditioning = model.condition(signals)
         x = world.noise("initial", block, 0, shape)[None]
@@ -80,7 +98,7 @@ def scratch_blocks(world: World, context: FromScratch) -> Iterator[Tensor]:
         model.forward(x0, torch.zeros(x0.shape[:2]), conditioning, context)
         context.block_done(signals.frames)
         yield x0[0]
-        block += 1
+        block, made = block + 1, torch.cat((made, x0[0]))
 
 
 @st.composite
@@ -108,6 +126,33 @@ def test_the_cache_equals_computing_from_scratch(
             wanted = next(expected)
             got = generator.next_block(world).latents
             assert (got - wanted).abs().max() < 1e-4
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shape=windows(),
+    switches=st.sets(st.integers(1, 6), min_size=1, max_size=2),
+    relative=st.booleans(),
+    keep_sink=st.booleans(),
+)
+def test_a_past_computed_again_equals_the_rule_from_scratch(
+    shape: tuple[int | None, int, int], switches: set[int], relative: bool, keep_sink: bool
+) -> None:
+    window, sink, per_block = shape
+    words = ["full" if window is None else f"window={window}", f"sink={sink}"]
+    words += ["positions=window"] if relative else []
+    recache: Recache = "joint-keep-sink" if keep_sink else "joint"
+    preset = small_preset(" ".join(words), per_block, switch="recache", recache=recache)
+    model = small_model(preset)
+    prompts = [PromptChange(0.0, "start")]
+    for block in sorted(switches):
+        prompts.append(PromptChange((1 + 4 * (block * per_block - 1)) / 16, f"at {block}", "recache"))
+    generator, world = small_world(preset, model, prompts)
+    scratch = small_world(preset, model, prompts)[1]
+    with torch.inference_mode():
+        expected = scratch_blocks(scratch, FromScratch(window, sink, relative=relative), keep_sink=keep_sink)
+        for _ in range(8):
+            assert (generator.next_block(world).latents - next(expected)).abs().max() < 1e-4
 
 
 def test_a_world_with_window_positions_does_not_notice_how_old_it_is() -> None:
