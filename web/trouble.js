@@ -38,7 +38,7 @@ function playing({ session, socket, now, isMoving, isSlow }) {
     };
   if (session.state === "paused") return { phase: "paused", status: "Paused", notice: null };
   if (!isMoving) return { phase: "late", status: "Waiting for the next picture", notice: null };
-  return { phase: "playing", status: isSlow ? "Live, slower than real time" : "Live", notice: null };
+  return { phase: "playing", status: isSlow ? "Live, slowed down" : "Live", notice: null };
 }
 
 const STEPS = ["server", "world", "picture"];
