@@ -19,11 +19,13 @@ from engine.lvbench.appearance import (
     mean_descriptor,
 )
 from engine.lvbench.measures import MeasureSet, PartMeans, Scores
-from engine.lvbench.motion import MotionReader, smoothness
+from engine.lvbench.motion import MotionReader, Passage, smoothness
 from engine.lvbench.pixels import NOISE_SHARPNESS, Floats, colour_quality, luma_of, sharpness
 from engine.lvbench.video import VideoFrame
 
 BRIGHTEST = 255.0
+LONGEST_STANDSTILL = 8  # frames
+ENOUGH = 0.5  # of the samples of every part must show the moving subject
 
 
 class ClassicMeasures:
@@ -37,7 +39,9 @@ class ClassicMeasures:
         self._residual = PartMeans(parts)
         self._background = LikenessTrack(parts)
         self._moving, self._centre = LikenessTrack(parts), LikenessTrack(parts)
-        self._mask: Floats | None = None
+        self._moving_mask: Floats | None = None
+        self._subject_mask: Floats | None = None
+        self._unseen = 0  # frames since a subject was last seen moving
         self._reader: MotionReader | None = None
         self._before: _Seen | None = None
         self._middle: _Seen | None = None
@@ -53,7 +57,7 @@ class ClassicMeasures:
         subject = self._moving
         if not subject.covers_all_parts():
             subject = self._centre
-            notes.append("nothing moved on its own in every part: subject is the middle of the picture")
+            notes.append("no subject moved on its own throughout: the middle of the picture was judged as subject")
         return Scores(
             curves={
                 "clarity": self._clarity.curve(),
@@ -80,17 +84,24 @@ class ClassicMeasures:
         passage = self._reader.read(before.grey, middle.grey, after.grey, at)
         self._motion.add(middle.part, passage.misplaced_px, passage.evidence)
         self._residual.add(middle.part, passage.residual)
-        self._mask = passage.mask if passage.mask is not None else self._mask
+        self._keep_masks(passage)
         if middle.sampled:
             self._judge_picture(middle)
+
+    def _keep_masks(self, passage: Passage) -> None:
+        """A subject that stands still for a moment, as in a stutter, is where it was."""
+        self._unseen = 0 if passage.subject is not None else self._unseen + 1
+        if passage.subject is not None or self._unseen > LONGEST_STANDSTILL:
+            self._moving_mask, self._subject_mask = passage.moving, passage.subject
 
     def _judge_picture(self, seen: "_Seen") -> None:
         grey = seen.grey.astype(np.float32)
         self._clarity.add(seen.part, min(1.0, sharpness(seen.frame.luma()) / NOISE_SHARPNESS))
         self._colour.add(seen.part, colour_quality(seen.frame.small))
-        mask = self._mask if self._mask is not None else np.zeros_like(grey)
-        self._background.add(seen.part, describe_background(grey, mask))
-        self._moving.add(seen.part, describe_subject(grey, mask))
+        hidden = self._moving_mask if self._moving_mask is not None else np.zeros_like(grey)
+        self._background.add(seen.part, describe_background(grey, hidden))
+        subject = describe_subject(grey, self._subject_mask) if self._subject_mask is not None else None
+        self._moving.add(seen.part, subject)
         self._centre.add(seen.part, describe_subject(grey, centre_mask(*grey.shape)))
 
 
@@ -109,16 +120,17 @@ class LikenessTrack:
 
     def __init__(self, parts: int) -> None:
         self._means = PartMeans(parts)
-        self._seen = np.zeros(parts, dtype=bool)
+        self._seen, self._asked = np.zeros(parts), np.zeros(parts)
         self._first_part: list[Descriptor] = []
         self._anchor: Descriptor | None = None
         self._previous: Descriptor | None = None
         self._steps = PartMeans(1)
 
     def add(self, part: int, descriptor: Descriptor | None) -> None:
+        self._asked[part] += 1
         if descriptor is None:
             return
-        self._seen[part] = True
+        self._seen[part] += 1
         if self._previous is not None:
             to_first = likeness(self._first_part[0] if self._first_part else self._previous, descriptor)
             self._steps.add(0, 0.5 * (to_first + likeness(self._previous, descriptor)))
@@ -131,7 +143,7 @@ class LikenessTrack:
             self._means.add(part, likeness(self._anchor, descriptor))
 
     def covers_all_parts(self) -> bool:
-        return bool(self._seen.all()) and len(self._first_part) > 1
+        return bool((self._seen >= ENOUGH * self._asked).all()) and len(self._first_part) > 1
 
     def curve(self) -> NDArray[np.float64]:
         for index, descriptor in enumerate(self._first_part):

@@ -20,18 +20,21 @@ MOVING_PX = 0.5  # slower than this, a pixel counts as standing
 STANDING_WEIGHT = 0.01
 LARGEST_SUBJECT = 0.5  # a moving region beyond this share of the picture is no subject
 SMALLEST_SUBJECT = 0.003
+VISIBLE_CHANGE = 4.0  # grey levels, on average over a region
 
 
 @dataclass(frozen=True)
 class Passage:
     """What three frames tell of the middle one: how far it is misplaced and how much moved that could be (`evidence`,
-    for weighting), the plain prediction error `residual` in grey levels, and the `mask` of what moves on its own.
+    for weighting), the plain prediction error `residual` in grey levels, and as masks (H, W) of 0 and 1 all that moves
+    on its own (`moving`) and the most visible piece of it (`subject`, None when nothing does).
     """
 
     misplaced_px: float
     evidence: float
     residual: float
-    mask: Floats | None
+    moving: Floats
+    subject: Floats | None
 
 
 class MotionReader:
@@ -51,15 +54,27 @@ class MotionReader:
         speed = np.maximum(np.hypot(forth[..., 0], forth[..., 1]), np.hypot(back[..., 0], back[..., 1]))
         misplaced, evidence = _misplacement(middle, guesses, speed)
         blend = (1.0 - at) * guesses[0] + at * guesses[1]
-        return Passage(
-            misplaced, evidence, float(np.abs(blend - middle).mean()), independent_motion(0.5 * (forth + back))
-        )
+        moving, subject = self._independent_motion(before, after, 0.5 * (forth + back))
+        return Passage(misplaced, evidence, float(np.abs(blend - middle).mean()), moving, subject)
 
     def _flow(self, start: Bytes, end: Bytes) -> Flow:
         if self._too_small:
             return np.zeros((*start.shape, 2), dtype=np.float32)
         # the stub does not know that None asks for a new array; an array would be taken as a first guess
         return np.asarray(self._dis.calc(start, end, None), dtype=np.float32)  # type: ignore[call-overload]
+
+    def _independent_motion(self, before: Bytes, after: Bytes, flow: Flow) -> tuple[Floats, Floats | None]:
+        """(moving, subject): what does not follow the camera, and shows it.
+
+        The camera is an affine motion fitted to the flow by reweighted least squares, which gives a subject of under
+        half the picture no say. Flow is guesswork where a picture is flat: a region only counts when following the
+        camera would have left it visibly wrong.
+        """
+        camera = _camera_motion(flow)
+        own = np.hypot(flow[..., 0] - camera[..., 0], flow[..., 1] - camera[..., 1])
+        threshold = max(MOVING_PX, 0.4 * float(np.quantile(own, 0.98)))
+        change = np.abs(self._moved(after, camera, 0.5) - self._moved(before, camera, -0.5))
+        return _visible_regions((own > threshold).astype(np.uint8), change)
 
     def _moved(self, picture: Bytes, flow: Flow, by: float) -> Floats:
         """The picture as the flow says it looks at the middle frame's time."""
@@ -73,22 +88,20 @@ def smoothness(misplaced_px: NDArray[np.float64]) -> NDArray[np.float64]:
     return 1.0 / (1.0 + misplaced_px / HALF_ERROR_PX)
 
 
-def independent_motion(flow: Flow) -> Floats | None:
-    """The pixels that do not follow the camera, as a mask (H, W) of 0 and 1; None when nothing does.
-
-    The camera is an affine motion fitted to the flow by reweighted least squares, which gives a subject of under half
-    the picture no say.
-    """
-    own = flow - _camera_motion(flow)
-    speed = np.hypot(own[..., 0], own[..., 1])
-    threshold = max(MOVING_PX, 0.4 * float(np.quantile(speed, 0.98)))
-    moving = (speed > threshold).astype(np.uint8)
-    moving = cv2.morphologyEx(moving, cv2.MORPH_OPEN, np.ones((3, 3), np.uint8))
-    moving = cv2.morphologyEx(moving, cv2.MORPH_CLOSE, np.ones((5, 5), np.uint8))
-    share = float(moving.mean())
-    if not SMALLEST_SUBJECT < share < LARGEST_SUBJECT:
-        return None
-    return np.asarray(moving, dtype=np.float32)
+def _visible_regions(candidates: Bytes, change: Floats) -> tuple[Floats, Floats | None]:
+    opened = cv2.morphologyEx(candidates, cv2.MORPH_OPEN, np.ones((3, 3), np.uint8))
+    closed = cv2.morphologyEx(opened, cv2.MORPH_CLOSE, np.ones((5, 5), np.uint8))
+    count, labels = cv2.connectedComponents(closed)
+    areas = np.bincount(labels.ravel(), minlength=count)
+    changes = np.bincount(labels.ravel(), weights=change.ravel(), minlength=count)
+    share = areas / labels.size
+    kept = (changes > VISIBLE_CHANGE * areas) & (share > SMALLEST_SUBJECT) & (share < LARGEST_SUBJECT)
+    kept[0] = False  # what is no candidate
+    moving = np.asarray(kept[labels], dtype=np.float32)
+    if not kept.any():
+        return moving, None
+    most = int(np.argmax(np.where(kept, changes, 0.0)))
+    return moving, np.asarray(labels == most, dtype=np.float32)
 
 
 def _misplacement(middle: Bytes, guesses: list[Floats], speed: Floats) -> tuple[float, float]:

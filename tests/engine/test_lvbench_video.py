@@ -42,7 +42,9 @@ def test_large_frames_are_read_small(tmp_path: Path) -> None:
     path = write_video(tmp_path / "large.mp4", noise(2, 720, 960))
     frame = next(read_frames(path))
     assert (
-        frame.luma().shape == (480, 640) and frame.small.shape == (144, 192, 3) and frame.picture().shape == (480, 640, 3)
+        frame.luma().shape == (480, 640)
+        and frame.small.shape == (144, 192, 3)
+        and frame.picture().shape == (480, 640, 3)
     )
 
 
@@ -119,3 +121,11 @@ def test_a_black_video_has_no_drift_and_says_so() -> None:
     verdict = judge_frames(black, facts_of(12), Method(parts=3))
     assert verdict.drifts["clarity"] is None and verdict.drifts["aesthetic"] is None
     assert any("quality of the first part" in note for note in verdict.notes)
+
+
+def test_flow_that_goes_astray_in_a_flat_sky_is_no_subject() -> None:
+    sky = np.linspace(90, 110, 96)[:, None, None] * np.ones((1, 160, 3))
+    faint = np.random.default_rng(5).normal(0, 1.5, (12, 96, 160, 3))
+    frames = (video_frame(i, i / FPS, np.clip(sky + faint[i], 0, 255).astype(np.uint8)) for i in range(12))
+    verdict = judge_frames(frames, facts_of(12), Method(parts=3))
+    assert any(note.startswith("no subject moved on its own") for note in verdict.notes)
