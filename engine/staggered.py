@@ -165,9 +165,10 @@ class StaggeredSampler:
         return Entry(block, latents, self.plan.clean_t, model.null, self.plan.reach_clean)
 
     def _take_given(self, model: StaggeredModel, world: World, blocks: Sequence[Tensor]) -> None:
-        """Clean passes of given blocks, as many at a time as the cache can hold beside what they see."""
+        """Clean passes of given blocks: in one call, or as many at a time as the window holds beside what they see."""
         cache, width = world.caches[0], model.geometry.frames_per_block
-        together = self.plan.window if cache.policy.window is None else max(1, cache.policy.window // width - 1)
+        window = cache.policy.window
+        together = len(blocks) if window is None else max(1, window // width - 1)
         for at in range(0, len(blocks), together):
             entries = tuple(
                 Entry(at + i, x, self.plan.clean_t, model.null, self.plan.reach_given)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -44,10 +45,12 @@ def _folder() -> Path:
 GOLDEN = _folder()
 
 
-def cases(group: str) -> list[str]:
-    """Names of the cases of a group: a JSON file with tensors beside it. None: the tests over them are skipped."""
-    files = (GOLDEN / group).glob("*.json")
-    return sorted(p.stem for p in files if p.with_suffix(".safetensors").is_file())
+def cases(*groups: str) -> list[Any]:
+    """Parameters for pytest: (group, name) of every case (JSON with tensors beside it); or one skipped, with why."""
+    files = [p for group in groups for p in sorted((GOLDEN / group).glob("*.json")) if p.stem != "weights"]
+    found = [pytest.param(p.parent.name, p.stem, id=p.stem) for p in files if p.with_suffix(".safetensors").is_file()]
+    reason = f"no golden case of {', '.join(groups)} in {GOLDEN}"
+    return found or [pytest.param("", "", id=groups[0], marks=pytest.mark.skip(reason=reason))]
 
 
 def load_case(group: str, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -173,7 +176,7 @@ def injected(noise: Tensor, width: int) -> Noise:
 
 
 def world_of(
-    model: MagiModel, sampler: StaggeredSampler, noise: Noise | None = None, kv: str = "full", pages: int = 64
+    model: MagiModel, sampler: StaggeredSampler, noise: Noise | None = None, kv: str = "full", pages: int = 256
 ) -> World:
     form = PageFormat(model.geometry.kv, model.dtype, parse(kv).store)
     cache = KVCache(PagePool(form, pages), parse(kv), model.geometry.frames_per_block)

@@ -26,7 +26,8 @@ from tests.golden_magi import cases, error, injected, load_case, model_of, plan_
 
 pytestmark = pytest.mark.golden
 TOLERANCE = 1e-4
-CASES = [(group, name) for group in ("magi_rollout", "magi_prefix") for name in cases(group)]
+ULP = 1.2e-7  # of a time near 1
+CASES = cases("magi_rollout", "magi_prefix")
 
 
 @dataclass
@@ -110,7 +111,7 @@ def test_a_roll_out_equals_the_reference_call_by_call(group: str, name: str) -> 
     compare_states(sampler, data, errors)
     compare_cache(world, data, errors)
     compare_texts(model, world, case, data)
-    assert torch.equal(torch.tensor(sampler.plan.times), data["timesteps"])
+    assert (torch.tensor(sampler.plan.times) - data["timesteps"]).abs().max() <= ULP
     assert max(errors.values()) < TOLERANCE, {k: e for k, e in errors.items() if e >= TOLERANCE}
 
 
@@ -118,13 +119,13 @@ def compare_prefix(entry: dict[str, Any], call: ModelCall, data: dict[str, Tenso
     """Of the reference's branches only the one that fills the cache matters, and it is the only one we compute."""
     writer = next(c for c in entry["model_calls"] if c["update_kv_cache"])
     assert call.ranges == writer["kv_range"] and list(call.dropped) == writer["caption_dropped"]
-    assert torch.equal(call.t, torch.tensor([entry["timestep"]]))
+    assert (call.t - torch.tensor([entry["timestep"]])).abs().max() <= ULP
     errors["prefix x"] = error(call.x.transpose(1, 2), data["step000.model_x"])
 
 
 def compare_calls(entry: dict[str, Any], calls: list[ModelCall], tokens: int) -> None:
     assert len(calls) == len(entry["model_calls"])
-    assert torch.equal(calls[0].t[0, : len(entry["timestep"])], torch.tensor(entry["timestep"]))
+    assert (calls[0].t[0, : len(entry["timestep"])] - torch.tensor(entry["timestep"])).abs().max() <= ULP
     for ours, theirs in zip(calls, entry["model_calls"], strict=True):
         assert list(ours.dropped) == theirs["caption_dropped"] and ours.texts == theirs["text_tokens"]
         assert ours.x.shape[:2] == (theirs["batch"], theirs["latent_frames"])
@@ -198,7 +199,9 @@ def test_work_of_zero_weight_is_left_out_and_nothing_changes(group: str, name: s
         assert error(spared, full) < 1e-5
         assert error(stored(spared), data[f"chunk{i:02d}"]) < TOLERANCE
     (run, skipped), (all_run, none) = (world.sampler.counts(world) for world in worlds)  # type: ignore[attr-defined]
-    assert none == 0 and run + skipped == all_run and skipped > 0
+    assert none == 0 and run + skipped == all_run
+    plan = plan_of(case)
+    assert skipped > 0 or all(plan.weights(t).unconditional for t in plan.times[:-1])
 
 
 @pytest.mark.parametrize(("group", "name"), CASES)
