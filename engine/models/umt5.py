@@ -112,7 +112,7 @@ def embed(module: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
 
 
 class UMT5:
-    """Prompts to embeddings. Weights are read at the first prompt, and let go after each unless they are to stay."""
+    """Prompts to embeddings. The weights stay, or are read for each prompt and let go after it."""
 
     def __init__(
         self,
@@ -126,13 +126,16 @@ class UMT5:
         self._checkpoint, self._sizes, self._keep = checkpoint, sizes, keep
         self._device, self._dtype = place
         self._tokenizer = _tokenizer(tokenizer)
-        self._module: nn.Module | None = None
+        self._module: nn.Module | None = self._read(*place) if keep else None
+        if not keep:
+            self._read(torch.device("meta"), torch.bfloat16)  # wrong files are found now, not at the first prompt
 
     def __call__(self, text: str) -> Tensor:
         """(1, L, 4096), only the rows of the prompt's own tokens."""
         ids = self._tokenizer(clean(text), max_length=LENGTH, truncation=True, return_tensors="pt").input_ids
-        module = self._loaded()
-        embedding = embed(module, ids.to(self._device), torch.ones_like(ids).to(self._device)).clone()
+        if self._module is None:
+            self._module = self._read(self._device, self._dtype)
+        embedding = embed(self._module, ids.to(self._device), torch.ones_like(ids).to(self._device)).clone()
         if not self._keep:
             self.free()
         return embedding
@@ -143,12 +146,10 @@ class UMT5:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _loaded(self) -> nn.Module:
-        if self._module is None:
-            module = build(self._sizes)
-            load(module, weights.read(self._checkpoint), self._sizes.layers, self._device, self._dtype)
-            self._module = module
-        return self._module
+    def _read(self, device: torch.device, dtype: torch.dtype) -> nn.Module:
+        module = build(self._sizes)
+        load(module, weights.read(self._checkpoint), self._sizes.layers, device, dtype)
+        return module
 
 
 def _tokenizer(folder: Path) -> Any:

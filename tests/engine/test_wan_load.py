@@ -140,6 +140,16 @@ def test_prompts_are_padded_and_the_text_encoder_is_kept_or_freed(tmp_path: Path
     assert keeping.text._module is not None and freeing.text._module is None  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_wrong_text_encoder_is_found_on_load_and_not_at_the_first_prompt(tmp_path: Path, keep: bool) -> None:
+    preset = presets.find("self-forcing-1.3b")
+    publish(tmp_path, preset)
+    file = next(file for file in preset.files if file.part == "text_encoder")
+    torch.save({"norm.weight": torch.zeros(CONFIG.text_dim)}, tmp_path / file.repo / file.path)
+    with pytest.raises(WeightsError, match="text encoder: expected .* missing"):
+        loaded(preset.name, tmp_path, keep_text_encoder=keep)
+
+
 def test_the_tiny_decoder_gives_as_many_pictures(tmp_path: Path) -> None:
     publish(tmp_path, presets.find("self-forcing-1.3b"))
     model = loaded("self-forcing-1.3b", tmp_path, decoder="tiny")
