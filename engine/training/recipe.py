@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -44,7 +45,6 @@ from engine.training.transformer import (
     few_step_losses,
     full_losses,
     give,
-    joint_optimiser,
     measure_blocks,
     measure_variance,
     trunk_optimiser,
@@ -150,7 +150,7 @@ def train_blocks(options: TrainingOptions) -> None:
 
 
 def train_few_step(options: TrainingOptions) -> None:
-    _train_transformer(options, "few-step", "blocks", few_step_losses, joint_optimiser)
+    _train_transformer(options, "few-step", "blocks", few_step_losses, partial(trunk_optimiser, scale=0.4))
 
 
 Losses = Callable[[TinyNetwork, TransformerData, Chance], dict[str, Tensor]]

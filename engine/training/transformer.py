@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from engine.models.tiny.network import Given, TinyNetwork, to_tokens
 from engine.models.tiny.planet import LATENTS_PER_BLOCK
@@ -135,17 +135,6 @@ def trunk_optimiser(network: TinyNetwork, scale: float = 1.0) -> Optimiser:
     taken = {id(p) for p in matrices}
     rest = [p for p in network.parameters() if p.requires_grad and id(p) not in taken]
     return Optimiser(matrices, [{"params": rest, "lr": 2e-3 * scale}], 0.02 * scale)
-
-
-def joint_optimiser(network: TinyNetwork, scale: float = 1.0) -> Optimiser:
-    """Everything, gently."""
-    network.requires_grad_(True)
-    matrices: list[Tensor] = [p for name, p in network.layers.named_parameters() if p.dim() == 2 and "bias" not in name]
-    memory = network.memory
-    matrices += [memory.into.weight, *(layer.weight for layer in memory.layers if isinstance(layer, nn.Linear))]
-    taken = {id(p) for p in matrices}
-    rest = [p for p in network.parameters() if id(p) not in taken]
-    return Optimiser(matrices, [{"params": rest, "lr": 4e-4 * scale}], 0.008 * scale)
 
 
 @torch.no_grad()
