@@ -1,7 +1,7 @@
 """The engine process: `python -m engine --fd N --model NAME`, started by the server with one end of a socket pair.
 
 It ends with 0 when the server says Shutdown or goes away, with 2 on wrong settings, 3 when what comes over the link
-is no protocol, 4 when a model cannot be loaded.
+is no protocol, 4 when a model cannot be loaded, 5 when a rank is lost.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 
 import torch
 
@@ -23,6 +24,9 @@ from engine.encoder import choose_encoder
 from engine.link import Link, LinkClosed, LinkStalled
 from engine.loader import Loaded, load
 from engine.loop import Engine
+from engine.parallel.launch import RankLost
+from engine.parallel.lead import led, start
+from engine.parallel.split import SplitError
 from engine.playout import Playout
 from engine.protocol import Codec, Hello, Log, ProtocolError, WantBitrate, WantKeyframe
 
@@ -45,11 +49,11 @@ def main() -> int:
     )
     faulthandler.enable()
     sys.setswitchinterval(SWITCH_S)
-    return serve(config, sock)
+    return serve(config, sock, sys.argv[1:])
 
 
-def serve(config: EngineConfig, sock: socket.socket) -> int:
-    """Run an engine at the end of a connected socket until it is told to end."""
+def serve(config: EngineConfig, sock: socket.socket, arguments: Sequence[str] = ()) -> int:
+    """Run an engine at the end of a connected socket until it is told to end. Other ranks are given `arguments`."""
     encoders: dict[Codec, str] = {"h264": choose_encoder("h264", config.encoder), "vp8": choose_encoder("vp8")}
     screens: list[Playout] = []
 
@@ -65,31 +69,41 @@ def serve(config: EngineConfig, sock: socket.socket) -> int:
     playout.start()  # and the link: before computing steps aside, so that they keep their place
     link.start()
     try:
-        return _compute(config, link, playout, encoders)
+        return _compute(config, arguments, link, playout, encoders)
     finally:
         playout.close()
         link.close()
         profiler.disable()
 
 
-def _compute(config: EngineConfig, link: Link, playout: Playout, encoders: dict[Codec, str]) -> int:
+def _compute(
+    config: EngineConfig, arguments: Sequence[str], link: Link, playout: Playout, encoders: dict[Codec, str]
+) -> int:
     niceness = _step_aside(config.nice)
     torch.set_num_threads(config.threads)
     engine = Engine(config, link, playout, niceness)
+    ranks = start(config, arguments)
     try:
         models = {name: load(name, config, engine.pulse) for name in config.models}
     except (ValueError, OSError, RuntimeError) as error:
         log.error("a model cannot be loaded: %s", error)
         link.send(Log("error", f"a model cannot be loaded: {error}"))
+        if ranks is not None:
+            ranks.close()
         return 4
     if config.profile:
         profiler.enable(_profiler(models))
     try:
-        engine.run(models, _hello(models, encoders))
+        with led(ranks, config, models) as models:
+            engine.run(models, _hello(models, encoders), ranks.check if ranks else None)
         log.info("shut down")
     except ProtocolError as error:
         log.error("what came over the link is no protocol of ours: %s", error)
         return 3
+    except (RankLost, SplitError) as error:
+        log.error("%s: the engine ends", error)
+        link.send(Log("error", str(error)))
+        return 5
     except (LinkClosed, LinkStalled) as error:
         log.info("%s: the engine ends", error)
     return 0

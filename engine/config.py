@@ -17,6 +17,7 @@ ENVIRONMENT_PREFIX = "INFERIX_"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 ENCODERS = ("auto", "h264_nvenc", "h264_qsv", "h264_v4l2m2m", "libx264")
 DECODERS = ("full", "tiny")
+EXCHANGES = ("auto", "pass-kv", "pass-q")
 BYTE_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -29,6 +30,10 @@ class EngineConfig:
     fd: int  # of the connected socket that leads to the server
     models: tuple[str, ...] = ("tiny-world",)
     device: str = "auto"  # auto, cpu, cuda, cuda:1 …
+    ranks: int = 1  # processes that share each world's computation; on GPUs one each
+    ulysses: int | None = None  # ranks that share heads; None: chosen from what the links are measured to be
+    ring: int | None = None  # ranks that share keys
+    exchange: str = "auto"  # of a ring; auto: chosen at each block
     threads: int = 1  # of the denoiser; decoding and encoding have threads of their own
     nice: int = 10  # niceness of the computing threads; playout keeps its own
     kv_budget_bytes: int | None = None  # for the pages of all worlds together; None: what the worlds admitted need
@@ -48,6 +53,15 @@ class EngineConfig:
         _check("fd", self.fd, self.fd >= 0, "a file descriptor, 0 or more")
         _check("models", self.models, bool(self.models) and all(self.models), "at least one model name")
         _check("threads", self.threads, 1 <= self.threads <= 256, "1 to 256")
+        _check("ranks", self.ranks, 1 <= self.ranks <= 256, "1 to 256")
+        for name in ("ulysses", "ring"):
+            part = getattr(self, name)
+            fits = part is None or (part >= 1 and self.ranks % part == 0)
+            _check(name, part, fits, f"a number that divides the {self.ranks} ranks")
+        both = (self.ulysses or 1) * (self.ring or 1)
+        whole = self.ulysses is None or self.ring is None or both == self.ranks
+        _check("ulysses x ring", both, whole, f"{self.ranks}, the ranks")
+        _check("exchange", self.exchange, self.exchange in EXCHANGES, "one of " + ", ".join(EXCHANGES))
         _check("nice", self.nice, 0 <= self.nice <= 19, "0 to 19")
         budget = self.kv_budget_bytes
         _check("kv_budget_bytes", budget, budget is None or budget > 0, "a positive number of bytes")
@@ -98,6 +112,10 @@ _CONVERTERS: dict[str, Callable[[str], Any]] = {
     "fd": int,
     "models": _names,
     "device": str,
+    "ranks": int,
+    "ulysses": int,
+    "ring": int,
+    "exchange": str,
     "threads": int,
     "nice": int,
     "kv_budget_bytes": parse_bytes,
@@ -124,6 +142,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fd", help="descriptor of the socket to the server")
     parser.add_argument("--model", dest="models", action="append", help="model to load (repeatable)")
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:1 …")
+    parser.add_argument("--ranks", help="processes that share each world's computation")
+    parser.add_argument("--ulysses", help="how many of them share heads; chosen by measurement where not given")
+    parser.add_argument("--ring", help="how many of them share keys")
+    parser.add_argument("--exchange", help="of a ring: " + ", ".join(EXCHANGES))
     parser.add_argument("--threads", help="threads of the denoiser")
     parser.add_argument("--nice", help="niceness of the computing threads")
     parser.add_argument("--kv-budget-bytes", help="bytes for all caches, as in 512m or 8g")

@@ -18,10 +18,12 @@ from engine import recipe
 from engine.config import EngineConfig
 from engine.decoder import decode
 from engine.generator import Generator
+from engine.kvcache.cache import KVCache
 from engine.kvcache.policy import Policy
 from engine.kvcache.pool import PageFormat
 from engine.layers.attention import Attention, choose
 from engine.models import BlockModel, Conditioning, Context, presets
+from engine.parallel.cache import Spread
 from engine.protocol import ModelCard, PromptChange, WorldSpec
 from engine.samplers import Sampler
 from engine.world import World
@@ -47,6 +49,8 @@ class Loaded:
     attend: Attention
     attention: str  # which backend that is
     digest: str
+    spread: Spread | None = None  # of its worlds over ranks
+    world: Callable[[WorldSpec, BlockModel, Sampler, tuple[KVCache, ...]], World] = World
 
     @property
     def card(self) -> ModelCard:
@@ -83,8 +87,8 @@ class Plan:
         frames = self.cache_bytes // (form.page_bytes * self.sampler.branches)
         grown = frames - self.loaded.model.geometry.frames_per_block
         model, preset, attend = self.loaded.model, self.loaded.preset, self.loaded.attend
-        caches = recipe.caches(model, preset, self.policy, self.sampler, grown, attend)
-        return World(self.spec, model, self.sampler, caches)
+        caches = recipe.caches(model, preset, self.policy, self.sampler, grown, attend, self.loaded.spread)
+        return self.loaded.world(self.spec, model, self.sampler, caches)
 
 
 def load(name: str, config: EngineConfig, pulse: Callable[[], None]) -> Loaded:
@@ -155,7 +159,7 @@ class Watched:
     """A model that lets its engine breathe: `pulse` is called before each forward pass. All else shows through."""
 
     def __init__(self, model: BlockModel, pulse: Callable[[], None]) -> None:
-        self._model, self._pulse = model, pulse
+        self._model, self.pulse = model, pulse
         self.commit_s = 0.0  # spent in clean passes since `begin`
 
     def __getattr__(self, name: str) -> Any:
@@ -166,7 +170,7 @@ class Watched:
         self.commit_s = 0.0
 
     def forward(self, x: Tensor, t: Tensor, conditioning: Conditioning, context: Context) -> Tensor:
-        self._pulse()
+        self.pulse()
         began_s = time.monotonic()
         out = self._model.forward(x, t, conditioning, context)
         if getattr(context, "clean", False):

@@ -14,6 +14,7 @@ import logging
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 
 from engine import profiler
 from engine.config import EngineConfig
@@ -75,8 +76,11 @@ class Engine:
         self._reported_s = time.monotonic()
         self._ending = False
 
-    def run(self, models: dict[str, Loaded], hello: Hello) -> None:
-        """Greet and turn until Shutdown. Raises LinkClosed, LinkStalled or ProtocolError when the link ends first."""
+    def run(self, models: dict[str, Loaded], hello: Hello, check: Callable[[], None] | None = None) -> None:
+        """Greet and turn until Shutdown. Raises LinkClosed, LinkStalled or ProtocolError when the link ends first.
+
+        `check` is called at each turn: it raises when what the engine depends on besides is gone.
+        """
         self._models = models
         self._decoding.start()
         try:
@@ -85,6 +89,8 @@ class Engine:
                 self._scheduler.note(kind, stages_s)
             self._link.send(hello)
             while not self._ending:
+                if check is not None:
+                    check()
                 self.turn()
         finally:
             self._decoding.close()

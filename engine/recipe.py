@@ -16,6 +16,7 @@ from engine.kvcache.staggered import check_policy
 from engine.layers.attention import Attention, sdpa
 from engine.models import BlockModel, presets
 from engine.models.presets import Preset
+from engine.parallel.cache import Spread
 from engine.samplers import FewStep, FlowODE, Sampler, ShiftedFlow
 from engine.stages import Plan, PlanError
 from engine.staggered import StaggeredSampler
@@ -74,16 +75,18 @@ def caches(
     sampler: Sampler,
     most_frames: int = 0,
     attend: Attention = sdpa,
+    spread: Spread | None = None,
 ) -> tuple[KVCache, ...]:
-    """Caches for one world with a pool of their own, one for each branch of guidance.
+    """Caches for one world with a pool of their own, one for each branch of guidance; or a rank's `spread` of them.
 
     A policy that lets the cache grow needs `most_frames`, the latent frames the world will ever have.
     """
     per_block = model.geometry.frames_per_block
     held = rule.most_held(per_block) or most_frames + per_block
-    form = PageFormat(model.geometry.kv, model.dtype, rule.store)
+    form = PageFormat(spread.kv if spread else model.geometry.kv, model.dtype, rule.store)
     pool = PagePool(form, (held + recache_room(preset, held)) * sampler.branches, model.device)
-    return tuple(KVCache(pool, rule, per_block, attend) for _ in range(sampler.branches))
+    make = spread.cache if spread else KVCache
+    return tuple(make(pool, rule, per_block, attend) for _ in range(sampler.branches))
 
 
 def recache_room(preset: Preset, held: int) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -12,9 +14,11 @@ from engine.generator import Generator
 from engine.kvcache.cache import KVCache
 from engine.kvcache.policy import parse
 from engine.kvcache.pool import PageFormat, PagePool
+from engine.loader import Watched
 from engine.models import BlockModel, KVGeometry
 from engine.parallel.cache import ParallelCache, Spread
 from engine.parallel.choose import Call, Machine, Mode, Strategy, of_layout, sent_bytes
+from engine.parallel.crew import Crew, Follower, LedGenerator, LedWorld, between_passes
 from engine.parallel.mesh import Mesh
 from engine.parallel.probe import measure
 from engine.parallel.split import Layout
@@ -29,12 +33,16 @@ PAGES = 96
 
 
 def open_world(model: BlockModel, kv: str, sampler: Sampler, spread: Spread | None, seed: int = 3) -> World:
+    spec = WorldSpec(model.name, (PromptChange(0.0, "a beach"),), seed)
+    return World(spec, model, sampler, caches_of(model, kv, sampler, spread))
+
+
+def caches_of(model: BlockModel, kv: str, sampler: Sampler, spread: Spread | None) -> tuple[KVCache, ...]:
     policy, per_block = parse(kv), model.geometry.frames_per_block
     form = PageFormat(spread.kv if spread else model.geometry.kv, model.dtype, policy.store)
     pool = PagePool(form, PAGES)
     make: Callable[..., KVCache] = spread.cache if spread else KVCache
-    caches = tuple(make(pool, policy, per_block) for _ in range(sampler.branches))
-    return World(WorldSpec(model.name, (PromptChange(0.0, "a beach"),), seed), model, sampler, caches)
+    return tuple(make(pool, policy, per_block) for _ in range(sampler.branches))
 
 
 def world(
@@ -172,7 +180,7 @@ def chosen(mesh: Mesh, ranks: int, layout: Sequence[int]) -> list[str]:
     """A world whose ring chooses for itself: keys first, queries once they are outnumbered."""
     model = MODELS["toy"](heads=8, kv_heads=2)
     grid = mesh.grid(Layout(*layout))
-    machine = Machine(1e-5, 1e9, 1e12)
+    machine = Machine(latency_s=0, bandwidth=1e6, attention_rate=1e15)  # bytes alone decide
     spread = Spread.over(grid, model.geometry.kv, machine)
     alone, shared = (open_world(model, "full", SAMPLERS["few-step"], s) for s in (None, spread))
     modes, generator = [], Generator(model)
@@ -182,6 +190,59 @@ def chosen(mesh: Mesh, ranks: int, layout: Sequence[int]) -> list[str]:
         modes += [mode for mode, sent in before.items() if mesh.sent_bytes.get(mode, 0) > sent]
     assert len(of_layout(grid.layout)) == 2
     return modes
+
+
+def led(mesh: Mesh, ranks: int, layout: Sequence[int], mode: Mode | None = None) -> None:
+    """Rank 0 steers, gives up a block, forks, resumes and closes, and the others follow: its worlds are one rank's."""
+    model, sampler = MODELS["toy"](), SAMPLERS["few-step"]
+    spread = Spread.over(mesh.grid(Layout(*layout)), model.geometry.kv, mode=mode or "pass-q")
+    if mesh.rank:
+        watched = cast(BlockModel, Watched(model, functools.partial(between_passes, mesh)))
+
+        def follow_in(spec: WorldSpec) -> World:
+            return World(spec, watched, sampler, caches_of(watched, "window=6", sampler, spread))
+
+        Follower(mesh, follow_in, {"toy": Generator(watched)}).follow()
+        return
+    crew, enough = Crew(mesh), False
+
+    def pulse() -> None:
+        if enough:
+            raise TimeoutError
+
+    watched = cast(BlockModel, Watched(model, crew.watched(pulse)))
+    spec = WorldSpec("toy", (PromptChange(0.0, "a beach"),), 3)
+    leading, generator = LedGenerator(watched, "blocks", crew), Generator(model)
+    shared, resumed = (
+        LedWorld(spec, watched, sampler, caches_of(watched, "window=6", sampler, spread), crew) for _ in range(2)
+    )
+    alone = World(spec, model, sampler, caches_of(model, "window=6", sampler, None))
+
+    def both(one: World, other: World) -> Tensor:
+        expected = generator.next_block(other).latents
+        same(leading.next_block(one).latents, expected, TOLERANCE)
+        return expected
+
+    start = torch.randn(4, 4, 2, 3, generator=torch.Generator().manual_seed(1))
+    leading.prefill(shared, start)
+    generator.prefill(alone, start)
+    both(shared, alone)
+    for each in (shared, alone):
+        each.steer(PromptChange(0, "a city at night", "recache"))
+        each.act(HOLD_RIGHT)
+    enough = True
+    with pytest.raises(TimeoutError):
+        leading.next_block(shared)
+    enough = False
+    both(shared, alone)
+    twin, other, state = shared.fork(), alone.fork(), shared.snapshot()
+    expected = both(shared, alone)
+    both(twin, other)
+    resumed.restore(state)
+    same(leading.next_block(resumed).latents, expected, TOLERANCE)
+    for world in (shared, twin, resumed):
+        world.close()
+    crew.close()
 
 
 def same_caches(shared: World, alone: World, tolerance: float) -> None:

@@ -59,7 +59,7 @@ class Rank:
     number: int
     process: subprocess.Popen[bytes]
     pipe: socket.socket
-    heard_s: float = math.inf  # of the last beat; until the first it is loading
+    silent_s: float = -math.inf  # watched without a beat; until the first one it is loading
     exchanges: int = 0
     open: bool = True  # its pipe
 
@@ -68,10 +68,12 @@ class Group:
     """Some ranks of a group as child processes, and a thread that watches them."""
 
     def __init__(self, ranks: int, store: TCPStore, patience_s: float, device: str) -> None:
-        self.ranks, self.patience_s, self._device, self._store = ranks, patience_s, device, store
+        self.ranks, self.patience_s, self._device = ranks, patience_s, device
+        self._store: TCPStore | None = store
         self.members: list[Rank] = []
         self.mesh: Mesh | None = None  # of the caller, where it is rank 0
         self.verdict = ""  # who was lost, and how
+        self.port = store.port  # of the rendezvous, on the loopback interface
         self._over = threading.Event()  # every child has ended
         self._closing = False
         self._thread = threading.Thread(target=self._watch, name="ranks", daemon=True)
@@ -106,6 +108,7 @@ class Group:
 
     def join(self) -> Mesh:
         """Become rank 0 of the group, once every rank is ready. Raises RankLost."""
+        assert self._store is not None, "join before close"
         say_ready(self._store, 0)
         deadline_s = time.monotonic() + READY_S
         while not self._store.check([f"ready/{rank}" for rank in range(self.ranks)]):
@@ -157,7 +160,7 @@ class Group:
         if self.mesh is not None:
             self.mesh.close()
             self.mesh = None
-        del self._store
+        self._store = None  # and its port
 
     # ------------------------------------------------------------------------------------------ watching
 
@@ -166,7 +169,7 @@ class Group:
         words = {
             "rank": number,
             "ranks": self.ranks,
-            "port": self._store.port,
+            "port": self.port,
             "fd": theirs.fileno(),
             "parent": os.getpid(),
             "patience": self.patience_s,
@@ -188,8 +191,13 @@ class Group:
         with selectors.DefaultSelector() as selector:
             for member in self.members:
                 selector.register(member.pipe, selectors.EVENT_READ, member)
+            watched_s, most_s = time.monotonic(), 2 * self.patience_s / BEATS
             while any(member.open for member in self.members):
-                for key, _ in selector.select(self.patience_s / BEATS):
+                ready = selector.select(self.patience_s / BEATS)
+                past_s, watched_s = time.monotonic() - watched_s, time.monotonic()
+                for member in self.members:
+                    member.silent_s += min(past_s, most_s)  # a watcher that was held up itself has not heard silence
+                for key, _ in ready:
                     if not self._hear(key.data):
                         selector.unregister(key.fileobj)
                 if not self.verdict and not self._closing:
@@ -207,7 +215,7 @@ class Group:
         except ConnectionError:
             beats = b""
         member.open = bool(beats)
-        member.heard_s = time.monotonic()
+        member.silent_s = 0.0
         if len(beats) >= BEAT.size:
             member.exchanges = BEAT.unpack(beats[len(beats) // BEAT.size * BEAT.size - BEAT.size :][: BEAT.size])[0]
         return member.open
@@ -215,7 +223,7 @@ class Group:
     def _look(self) -> None:
         """Judge if a member has ended otherwise than well, or is silent."""
         ended = [m for m in self.members if not m.open and m.process.wait() != 0]
-        silent = [m for m in self.members if m.open and time.monotonic() - m.heard_s > self.patience_s]
+        silent = [m for m in self.members if m.open and m.silent_s > self.patience_s]
         if ended or silent:
             self._judge()
 
@@ -230,13 +238,12 @@ class Group:
         self._kill()
 
     def _name(self) -> str:
-        now_s = time.monotonic()
         for member in self.members:
             if _died(member):
                 return f"rank {member.number} of {self.ranks} died ({_how(member.process.returncode)})"
         for member in self.members:
-            if member.process.poll() is None and now_s - member.heard_s > self.patience_s:
-                return f"rank {member.number} of {self.ranks} hangs: silent for {now_s - member.heard_s:.1f} s"
+            if member.process.poll() is None and member.silent_s > self.patience_s:
+                return f"rank {member.number} of {self.ranks} hangs: silent for {member.silent_s:.1f} s"
         begun = {m.number: m.exchanges for m in self.members}
         if self.mesh is not None:
             begun[0] = self.mesh.exchanges

@@ -27,6 +27,8 @@ from torch._C._distributed_c10d import Store, Work
 from engine.parallel.split import Layout, SplitError
 
 PATIENCE_S = 30.0
+FOR_EVER = datetime.timedelta(days=365)
+HEAD_BYTES = 512  # of what rank 0 says in one message; longer ones take a second
 
 
 class ExchangeFailed(ConnectionError):
@@ -63,6 +65,7 @@ class Mesh:
         self.sent_bytes: dict[str, int] = {}
         self.exchanges = 0  # how many this rank has begun: the one that lags is the one that all wait for
         self.everyone = Axis(self, range(ranks), None)
+        self._plans = dist.new_group(backend="gloo", timeout=FOR_EVER) if ranks > 1 else None
         self._patience = datetime.timedelta(seconds=meeting.patience_s)
         self._axes: dict[range, Axis] = {range(ranks): self.everyone}
 
@@ -119,16 +122,24 @@ class Mesh:
         return Grid(layout, *(self._axes[group] for group in (everyone, ulysses, layout.ring_group(at_ulysses))))
 
     def tell(self, data: bytes | None) -> bytes:
-        """Bytes of rank 0 (who gives them) to all."""
-        size = torch.tensor([len(data or b"")], dtype=torch.int64, device=self.device)
-        self.count("plan", (len(data) + 8) * (self.ranks - 1) if data is not None else 0)
+        """Bytes of rank 0 (who gives them) to all; the others wait for them as long as it takes."""
+        head = torch.zeros(HEAD_BYTES, dtype=torch.uint8)
+        if data is not None:
+            first = len(data).to_bytes(8, "little") + data[: HEAD_BYTES - 8]
+            head[: len(first)] = torch.frombuffer(bytearray(first), dtype=torch.uint8)
+            rest = max(0, len(data) + 8 - HEAD_BYTES)
+            self.count("plan", (self.ranks - 1) * (HEAD_BYTES + rest))
         with _named("plan"):
-            dist.broadcast(size, 0)
-            body = torch.empty(int(size), dtype=torch.uint8, device=self.device)
-            if data:
-                body.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-            dist.broadcast(body, 0)
-        return bytes(body.cpu().numpy()) if data is None else data
+            dist.broadcast(head, 0, group=self._plans)
+            size = int.from_bytes(bytes(head[:8].numpy()), "little")
+            whole = bytes(head[8 : 8 + size].numpy()) if data is None else data
+            if size > HEAD_BYTES - 8:
+                body = torch.empty(size + 8 - HEAD_BYTES, dtype=torch.uint8)
+                if data is not None:
+                    body.copy_(torch.frombuffer(bytearray(data[HEAD_BYTES - 8 :]), dtype=torch.uint8))
+                dist.broadcast(body, 0, group=self._plans)
+                whole = whole if data is not None else whole + bytes(body.numpy())
+        return whole
 
     def wait_for_all(self) -> None:
         """Return when every rank has come here."""

@@ -1,53 +1,72 @@
 """What rank 0 tells the other ranks: orders, in the order in which all ranks carry them out.
 
-Rank 0 alone hears the server and reads the clock; what it decides becomes an order before it does it itself. Knows no
-transport and no worlds.
+Rank 0 alone hears the server and reads the clock; what it decides becomes an order. Worlds are named by number. Knows
+no transport.
 """
 
 from __future__ import annotations
 
+import io
+from typing import Any
+
 import msgspec
+import torch
 
 from engine.protocol import ActionState, PromptChange, WorldSpec
 
 
-class OpenWorld(msgspec.Struct, frozen=True, tag="open"):
-    """Open a world. `block_of` names no block yet."""
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of the orders."""
 
-    world: str
-    spec: WorldSpec
-
-
-class Prompted(msgspec.Struct, frozen=True, tag="prompt"):
-    world: str
-    change: PromptChange
+    world: int = 0
 
 
-class Acted(msgspec.Struct, frozen=True, tag="action"):
-    world: str
-    state: ActionState
+class OpenWorld(Message, frozen=True):
+    spec: WorldSpec | None = None
 
 
-class MakeBlock(msgspec.Struct, frozen=True, tag="block"):
-    """Make the next block of these worlds; `block` is the first one's, which the others must agree on."""
-
-    worlds: tuple[str, ...]
-    block: int
+class CloseWorld(Message, frozen=True):
+    pass
 
 
-class CloseWorld(msgspec.Struct, frozen=True, tag="close"):
-    world: str
+class ForkWorld(Message, frozen=True):
+    twin: int = 0
 
 
-class Wait(msgspec.Struct, frozen=True, tag="wait"):
-    """Nothing to do: a sign of life, since no rank waits for ever."""
+class Prompted(Message, frozen=True):
+    change: PromptChange | None = None
 
 
-class End(msgspec.Struct, frozen=True, tag="end"):
+class Acted(Message, frozen=True):
+    state: ActionState | None = None
+
+
+class MakeBlocks(Message, frozen=True):
+    """The next block of some worlds in one batch. `extra`: what they were opened with besides, before the first."""
+
+    worlds: tuple[int, ...] = ()
+    extra: bytes = b""
+
+
+class Prefill(Message, frozen=True):
+    """Given latents are the first blocks of a world."""
+
+    latents: bytes = b""
+
+
+class Snapshot(Message, frozen=True):
+    """Take part in gathering a world's cache."""
+
+
+class Restore(Message, frozen=True):
+    state: bytes = b""
+
+
+class End(Message, frozen=True):
     """The group is done."""
 
 
-Order = OpenWorld | Prompted | Acted | MakeBlock | CloseWorld | Wait | End
+Order = OpenWorld | CloseWorld | ForkWorld | Prompted | Acted | MakeBlocks | Prefill | Snapshot | Restore | End
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
@@ -59,3 +78,14 @@ def encode(order: Order) -> bytes:
 
 def decode(data: bytes) -> Order:
     return _decoder.decode(data)
+
+
+def packed(state: object) -> bytes:
+    """A tree of tensors and of the engine's own objects as bytes, from rank to rank of one program only."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def unpacked(data: bytes) -> Any:
+    return torch.load(io.BytesIO(data), weights_only=False)

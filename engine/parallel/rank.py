@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from torch._C._distributed_c10d import TCPStore
 
@@ -51,7 +52,7 @@ class Member:
         return self.mesh
 
 
-def main() -> int:
+def main() -> NoReturn:
     arguments = _parser().parse_args()
     _die_with(arguments.parent)
     logging.basicConfig(level=logging.INFO, format=f"%(levelname)s rank {arguments.rank} %(name)s: %(message)s")
@@ -60,14 +61,24 @@ def main() -> int:
     )
     pipe = socket.socket(fileno=arguments.fd)
     threading.Thread(target=_beat, args=(member, pipe), name="beat", daemon=True).start()
-    module, _, function = arguments.target.partition(":")
+    status = _run(member, arguments.target)
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)  # a long farewell without a beat would be taken for a hang
+
+
+def _run(member: Member, target: str) -> int:
+    module, _, function = target.partition(":")
     try:
         getattr(importlib.import_module(module), function)(member)
+        if member.mesh is not None:
+            member.mesh.close()
     except ExchangeFailed as error:
         logger.error("%s", error)
-        os._exit(LOST_A_PEER)  # what is half exchanged cannot be torn down in order
-    if member.mesh is not None:
-        member.mesh.close()
+        return LOST_A_PEER
+    except Exception:  # a process's main function
+        logger.exception("this rank ends")
+        return 1
     return 0
 
 
@@ -100,4 +111,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

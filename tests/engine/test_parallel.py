@@ -83,10 +83,8 @@ def test_quantised_pages_split_by_token_have_scales_of_their_own(lab: Lab) -> No
     lab.run("world", 2, layout=(1, 2), kv="window=6 store=int8", mode="pass-q", tolerance=0.05)
 
 
-@EVERY_WAY
+@pytest.mark.parametrize(("ranks", "layout", "mode"), [way for way in WAYS if way[1][0] <= 2])
 def test_wan_is_that_of_one_rank(lab: Lab, ranks: int, layout: Any, mode: str | None) -> None:
-    if layout[0] > 2:
-        pytest.skip("the small Wan has two heads")
     case: dict[str, Any] = {"model": "wan", "sampler": "wan", "kv": "window=6 sink=1", "steer": "recache"}
     lab.run("world", ranks, layout=layout, mode=mode, recache="joint-keep-sink", blocks=5, **case)
 
@@ -151,6 +149,11 @@ def test_any_shape_is_that_of_one_rank(
     kv = f"window={window + sink + frames} sink={sink}"
     recache = "joint-keep-sink" if keep_sink else "blocks"
     lab.run("world", ranks, layout=layout, mode=mode, kv=kv, sizes=sizes, steer="recache", recache=recache, blocks=4)
+
+
+@pytest.mark.parametrize(("ranks", "layout", "mode"), [(4, (2, 2), "pass-q"), (4, (1, 4), "pass-kv")])
+def test_all_ranks_do_to_a_world_what_rank_0_does(lab: Lab, ranks: int, layout: Any, mode: str | None) -> None:
+    lab.run("led", ranks, layout=layout, mode=mode)
 
 
 # ------------------------------------------------------------------------------------------ what is sent

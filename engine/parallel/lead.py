@@ -1,0 +1,131 @@
+"""From the engine's settings to a crew: rank 0 starts the others, measures the links, and spreads its models.
+
+    group = start(config, arguments)           # None for one rank; the others load while rank 0 does
+    with led(group, config, models) as models: # the same models, their worlds now on all ranks
+
+`follow` is what a started rank runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import cast
+
+import torch
+
+from engine.config import EngineConfig
+from engine.loader import Loaded, load, plan
+from engine.models.presets import Preset
+from engine.parallel.cache import Spread
+from engine.parallel.choose import Call, Machine, Mode, choose_layout, logger
+from engine.parallel.crew import Crew, Follower, LedGenerator, LedWorld, between_passes
+from engine.parallel.launch import Group
+from engine.parallel.mesh import Mesh
+from engine.parallel.probe import measure
+from engine.parallel.rank import Member
+from engine.parallel.split import Layout
+from engine.protocol import WorldSpec
+from engine.recipe import kv_policy
+from engine.world import World
+
+GROWTH_BLOCKS = (1, 2, 4, 8, 16, 32)  # at which a cache that grows is looked at
+
+
+def start(config: EngineConfig, arguments: Sequence[str]) -> Group | None:
+    """Start the other ranks with this rank's own arguments."""
+    if config.ranks == 1:
+        return None
+    return Group.start(config.ranks, "engine.parallel.lead:follow", json.dumps([*arguments]), device=_kind(config))
+
+
+@contextmanager
+def led(group: Group | None, config: EngineConfig, models: dict[str, Loaded]) -> Iterator[dict[str, Loaded]]:
+    """The models of rank 0, once all ranks have met. Raises RankLost, or SplitError where they cannot be spread."""
+    if group is None:
+        yield models
+        return
+    try:
+        mesh = group.join()
+    except BaseException:
+        group.close()
+        raise
+    crew = Crew(mesh, group)
+    try:
+        with crew.guarded():
+            spreads = _spreads(mesh, config, models)
+        yield {name: _led(loaded, spreads[name], crew) for name, loaded in models.items()}
+    finally:
+        crew.close()
+
+
+def follow(member: Member) -> None:
+    """A rank that does as rank 0 says, until it says that it is over."""
+    config = EngineConfig.read(json.loads(member.argument), os.environ)
+    if _kind(config) == "cuda":
+        config = replace(config, device=f"cuda:{member.rank}")
+    torch.set_num_threads(config.threads)
+    os.nice(config.nice)
+    loaded = {name: load(name, config, lambda: None) for name in config.models}
+    mesh = member.join()
+    spreads = _spreads(mesh, config, loaded)
+    models = {name: replace(each, spread=spreads[name]) for name, each in loaded.items()}
+    for each in models.values():
+        each.watched.pulse = functools.partial(between_passes, mesh)
+
+    def open_world(spec: WorldSpec) -> World:
+        return plan(models[spec.model], spec, config.kv_budget_bytes).open()
+
+    Follower(mesh, open_world, {name: each.generator for name, each in models.items()}).follow()
+
+
+def _led(loaded: Loaded, spread: Spread, crew: Crew) -> Loaded:
+    loaded.watched.pulse = crew.watched(loaded.watched.pulse)
+    generator = LedGenerator(loaded.model, loaded.preset.recache, crew)
+    return replace(loaded, spread=spread, generator=generator, world=functools.partial(LedWorld, crew=crew))
+
+
+def _spreads(mesh: Mesh, config: EngineConfig, models: Mapping[str, Loaded]) -> dict[str, Spread]:
+    """How each model's worlds are spread: the same on every rank, since what was measured is."""
+    found = {}
+    for name, loaded in models.items():
+        kv = loaded.model.geometry.kv
+        machine = measure(mesh, kv.heads, kv.head_dim, loaded.model.dtype)
+        mode = None if config.exchange == "auto" else cast(Mode, config.exchange)
+        layout = _layout(config, machine, loaded)
+        found[name] = Spread.over(mesh.grid(layout), kv, machine, mode)
+    return found
+
+
+def _layout(config: EngineConfig, machine: Machine, loaded: Loaded) -> Layout:
+    if config.ulysses is not None:
+        return Layout(config.ulysses, config.ranks // config.ulysses)
+    if config.ring is not None:
+        return Layout(config.ranks // config.ring, config.ring)
+    choice = choose_layout(machine, config.ranks, _calls(loaded))
+    logger.info("%s: %s (%s)", loaded.preset.name, choice.strategy.layout, choice.reason)
+    return choice.strategy.layout
+
+
+def _calls(loaded: Loaded) -> list[Call]:
+    """The calls of attention that a world of the preset's own policy makes: in its steady state, or as it grows."""
+    preset, kv = loaded.preset, loaded.model.geometry.kv
+    frames = preset.frames_per_block
+    most = kv_policy(preset).most_read(frames)
+    sizes = [n * frames for n in GROWTH_BLOCKS] if most is None else [most]
+    item = loaded.model.dtype.itemsize
+    return [Call(kv, _heads(preset), frames, read, item) for read in sizes]
+
+
+def _heads(preset: Preset) -> int:
+    """Query heads."""
+    return max(preset.sizes.kv_heads, preset.sizes.dim // preset.sizes.head_dim)
+
+
+def _kind(config: EngineConfig) -> str:
+    on_gpu = config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.is_available())
+    return "cuda" if on_gpu else "cpu"

@@ -1,0 +1,87 @@
+"""Bytes that one rank needs, by formula, before anything is allocated: weights, cache, activations.
+
+    weights       all of them, on every rank: parameters x bytes (the text encoder and the decoder on rank 0 alone)
+    cache         pages of the rank's tokens and heads: see `Split.local_kv`; about 1 / ranks of the whole
+    activations   at the widest place of a layer: t tokens of the rank's share in b rows, D wide, M in the feed-forward
+                  net; queries, keys, values and result of attention over its chunk and heads; what is in transit
+
+        layer       b F t (4 D + max(3 D, M)) e
+        attention   b F c (2 h + 2 k) d e          c tokens of the chunk, h and k heads of d that are the rank's
+        transit     ulysses: as much again for what comes; ring: two shards of what goes round, and n partial results
+        latents     b F S D e, gathered before the head
+
+Measured peaks are above this by what an allocator keeps. Knows no torch device; `inferix plan` prints it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.kvcache.policy import Policy
+from engine.kvcache.pool import PageFormat
+from engine.models import KVGeometry
+from engine.parallel.choose import LSE_BYTES
+from engine.parallel.split import Layout, Split
+
+
+@dataclass(frozen=True)
+class Model:
+    """The sizes of a model that memory depends on."""
+
+    parameters: int
+    dim: int
+    ffn_dim: int
+    heads: int
+    kv: KVGeometry
+    frames_per_block: int
+    alone_bytes: int = 0  # what rank 0 keeps besides: text encoder, decoder
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """One rank's bytes."""
+
+    rank: int
+    weights: int
+    cache: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.activations
+
+
+def per_rank(
+    model: Model, layout: Layout, page: PageFormat, policy: Policy, most_frames: int, branches: int = 1
+) -> list[RankMemory]:
+    """What each rank of a layout needs for one world.
+
+    `page`: the format of whole pages; `most_frames`: latent frames that a cache which grows is to hold. Raises
+    SplitError where ranks, tokens and heads do not go together.
+    """
+    held = policy.most_held(model.frames_per_block) or most_frames
+    read = policy.most_read(model.frames_per_block) or most_frames
+    found = []
+    for rank in range(layout.ranks):
+        split = Split(layout, rank, page.geometry)
+        pages = held * PageFormat(split.local_kv, page.dtype, page.store).page_bytes * branches
+        item = page.dtype.itemsize
+        weights = model.parameters * item + (model.alone_bytes if rank == 0 else 0)
+        found.append(RankMemory(rank, weights, pages, _activations(model, split, read, item, branches)))
+    return found
+
+
+def _activations(model: Model, split: Split, read: int, item: int, rows: int) -> int:
+    frames, d, layout = rows * model.frames_per_block, model.kv.head_dim, split.layout
+    at_ulysses = layout.place(split.rank)[1]
+    heads, kv_heads = len(split.q_heads(model.heads)[at_ulysses]), len(split.kv_heads[at_ulysses])
+    layer = frames * len(split.mine) * (4 * model.dim + max(3 * model.dim, model.ffn_dim)) * item
+    chunk = frames * len(split.chunk) * d
+    attention = chunk * (2 * heads + 2 * kv_heads) * item
+    transit = chunk * (2 * heads + 2 * kv_heads) * item if layout.ulysses > 1 else 0
+    if layout.ring > 1:
+        shard = 2 * read * len(split.chunks[0]) * kv_heads * d * item
+        queries = chunk * heads * item
+        transit += 2 * max(shard, queries) + layout.ring * (queries + queries // (d * item) * LSE_BYTES)
+    gathered = frames * model.kv.tokens * model.dim * item
+    return layer + attention + transit + gathered

@@ -1,0 +1,83 @@
+"""An engine of two ranks as its server sees it: worlds, signals, and the end when a rank is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from engine.config import ConfigError, EngineConfig
+from engine.protocol import (
+    ActionState,
+    BlockDone,
+    Close,
+    Encode,
+    Log,
+    Packet,
+    PromptChange,
+    Refused,
+    Shutdown,
+    SignalApplied,
+    Steer,
+    WorldChanged,
+)
+from tests.engine_process import EngineProcess
+
+
+def test_two_ranks_stream_worlds_as_one_and_end_with_the_one_that_is_lost(tmp_path: Path) -> None:
+    with EngineProcess(tmp_path, "--ranks", "2", "--ulysses", "2", "--nice", "0") as engine:
+        engine.greeting()
+        engine.open("a")
+        engine.open("b", prompt="another")
+        engine.open("c", prompt=" ")
+        engine.wait_for(Refused, lambda e: e.world == "c")
+        engine.send(Encode("a", "h264", True))
+        engine.send(Steer("s1", "a", prompt=PromptChange(0.0, "a storm", "recache")))
+        engine.send(Steer("s2", "b", action=ActionState(keys=("right",))))
+        engine.wait_for(SignalApplied, lambda e: e.id == "s1")
+        engine.wait_for(SignalApplied, lambda e: e.id == "s2")
+        for world in ("a", "b"):
+            engine.wait_for(BlockDone, lambda e, world=world: e.world == world and e.block == 3)  # type: ignore[misc]
+        engine.wait_for(Packet, lambda e: e.world == "a")
+        engine.send(Close("b"))
+        engine.wait_for(WorldChanged, lambda e: e.world == "b" and e.state == "ended")
+        os.kill(other_rank(engine), signal.SIGKILL)
+        said = engine.wait_for(Log, lambda e: "rank" in e.text)
+        assert "rank 1 of 2 died (SIGKILL)" in said.text
+        assert engine.ended() == 5
+
+
+def test_two_ranks_end_when_they_are_told(tmp_path: Path) -> None:
+    with EngineProcess(tmp_path, "--ranks", "2", "--ring", "2", "--exchange", "pass-q", "--nice", "0") as engine:
+        engine.greeting()
+        engine.open("a")
+        engine.wait_for(BlockDone, lambda e: e.block == 4)
+        rank = other_rank(engine)
+        engine.send(Shutdown())
+        assert engine.ended() == 0
+        assert not Path(f"/proc/{rank}").exists()
+
+
+def other_rank(engine: EngineProcess) -> int:
+    """The process of rank 1: the only child of the engine's that is one."""
+    children = Path(f"/proc/{engine.process.pid}/task/{engine.process.pid}/children").read_text().split()
+    found = [pid for pid in map(int, children) if b"engine.parallel.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (rank,) = found
+    return rank
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ranks", "4", "--ulysses", "3"], "ulysses: expected a number that divides the 4 ranks, got 3"),
+        (["--ranks", "4", "--ulysses", "2", "--ring", "4"], "ulysses x ring: expected 4, the ranks, got 8"),
+        (["--ranks", "0"], "ranks: expected 1 to 256, got 0"),
+        (["--exchange", "both"], "exchange: expected one of auto, pass-kv, pass-q, got 'both'"),
+    ],
+)
+def test_ranks_that_do_not_add_up_stop_the_start(arguments: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        EngineConfig.read(["--fd", "3", *arguments], {})
