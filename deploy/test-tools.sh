@@ -1,5 +1,6 @@
 #!/bin/sh
-# Installs the programs that tests drive (ffmpeg, nginx with its RTMP module, chromium) where they are missing and apt can.
+# Installs the programs that tests drive (ffmpeg, nginx with its RTMP module, chromium, GStreamer) where they are missing
+# and apt can.
 # Never fails: a test whose program is missing says SKIPPED and why.
 set -u
 
@@ -8,6 +9,12 @@ have() { command -v "$1" >/dev/null 2>&1; }
 have ffmpeg && have ffprobe || missing="$missing ffmpeg"
 have nginx && [ -e /usr/lib/nginx/modules/ngx_rtmp_module.so ] || missing="$missing nginx libnginx-mod-rtmp"
 have chromium || have chromium-browser || have google-chrome || missing="$missing chromium"
+gst="import gi; gi.require_version('GstWebRTC', '1.0'); gi.require_version('Gst', '1.0')
+from gi.repository import Gst; Gst.init(None); assert Gst.ElementFactory.find('nicesrc')"
+if ! /usr/bin/python3 -c "$gst" >/dev/null 2>&1; then
+    missing="$missing python3-gi gir1.2-gst-plugins-bad-1.0 gstreamer1.0-plugins-bad gstreamer1.0-plugins-good"
+    missing="$missing gstreamer1.0-nice gstreamer1.0-libav"
+fi
 
 [ -z "$missing" ] && exit 0
 

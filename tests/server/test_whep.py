@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import gc
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,32 @@ async def test_a_keyframe_request_reaches_the_engine(server: Live) -> None:
         ssrc = next(one.ssrc for one in stats.values() if one.type == "inbound-rtp")
         await receiver._send_rtcp_pli(ssrc)
         await until(lambda: session.encodings.h264._asked_at_s > before)
+
+
+GST = """
+import gi
+gi.require_version("Gst", "1.0"); gi.require_version("GstWebRTC", "1.0")
+from gi.repository import Gst, GstWebRTC
+Gst.init(None)
+assert all(Gst.ElementFactory.find(name) for name in ("webrtcbin", "nicesrc", "avdec_h264", "vp8dec"))
+"""
+
+
+def has_gstreamer() -> bool:
+    python = Path("/usr/bin/python3")
+    return python.exists() and subprocess.run([python, "-c", GST], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("codec", ["h264", "vp8"])
+async def test_gstreamer_watches_too(server: Live, codec: str) -> None:
+    if not await asyncio.to_thread(has_gstreamer):
+        pytest.skip("the system's Python has no GStreamer with webrtcbin, nice and decoders")
+    session = server.session((await server.create())["id"])
+    url = f"http://{server.base}/v1/sessions/{session.id}/whep"
+    script = Path(__file__).with_name("gst_watcher.py")
+    process = await asyncio.create_subprocess_exec("/usr/bin/python3", script, url, codec, "20", stdout=-1, stderr=-1)
+    out, problems = await process.communicate()
+    assert out.split()[-1:] == [b"20"], problems.decode()
 
 
 async def test_most_slow_viewers_lower_the_bitrate_and_a_single_one_gets_keyframes_only(server: Live) -> None:
