@@ -139,8 +139,16 @@ class EngineThread(EngineEnd):
         self._thread = threading.Thread(target=lambda: self._code.append(serve(config, theirs)), name="engine")
         self._thread.start()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.sock.close()  # which ends it, if nothing else has
+        self._thread.join()
+
     def ended(self) -> int:
         """What the process would have ended with."""
         self._thread.join(PATIENCE_S)
-        self.sock.close()
         return self._code[0]

@@ -343,22 +343,23 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("toy")
 @pytest.mark.parametrize(
-    ("settings", "word"), [({"max_load": 1e-6}, "of the time"), ({"kv_budget_bytes": 1_500_000}, "KV budget")]
+    ("settings", "word"),
+    [({"max_load": 1e-6}, "of the time"), ({"max_load": 16, "kv_budget_bytes": 1_500_000}, "KV budget")],
 )
 def test_a_world_that_would_spoil_the_others_is_refused_as_busy(settings: dict[str, Any], word: str) -> None:
-    engine = EngineThread(**settings)
-    engine.open("first")
-    engine.wait_for(BlockDone, lambda b: b.block == 1)
-    engine.open("second")
-    refused = engine.wait_for(Refused)
-    assert refused.world == "second" and refused.busy and refused.retry_after_s > 0 and word in refused.message
-    engine.send(Close("first"))
-    engine.wait_for(WorldChanged, lambda e: e.state == "ended")
-    engine.open("second")
-    engine.wait_for(Opened, lambda e: e.world == "second")
-    engine.send(Shutdown())
-    engine.drain()
-    assert engine.ended() == 0
+    with EngineThread(**settings) as engine:
+        engine.open("first")
+        engine.wait_for(BlockDone, lambda b: b.block == 1)
+        engine.open("second")
+        refused = engine.wait_for(Refused)
+        assert refused.world == "second" and refused.busy and refused.retry_after_s > 0 and word in refused.message
+        engine.send(Close("first"))
+        engine.wait_for(WorldChanged, lambda e: e.state == "ended")
+        engine.open("second")
+        engine.wait_for(Opened, lambda e: e.world == "second")
+        engine.send(Shutdown())
+        engine.drain()
+        assert engine.ended() == 0
 
 
 @pytest.mark.usefixtures("toy")
@@ -374,38 +375,38 @@ def test_a_world_that_was_lived_is_replayed_bit_for_bit_from_its_journal(
         return decode(world, block, name)
 
     monkeypatch.setattr("engine.decoding.decode", kept)
-    engine = EngineThread(journal_dir=tmp_path, max_load=16)
-    engine.open("w", prompts=(PromptChange(0.0, "a"), PromptChange(1.5, "c")), seed=4)
-    engine.open("other", seed=5)
-    for block, steer in ((1, {"action": ActionState(keys=("right",))}), (2, {"prompt": PromptChange(0.0, "b")})):
-        engine.wait_for(Packet, lambda p: p.world == "w" and p.block == block)  # noqa: B023
-        engine.send(Steer(f"s{block}", "w", **steer), Pause("w"), Resume("w"))
-    engine.wait_for(Packet, lambda p: p.world == "w" and p.block == 6)
-    engine.send(Shutdown())
-    engine.drain()
-    assert engine.ended() == 0
-    journal = load(tmp_path / "w.jsonl")
-    assert len(journal.changes) == 2 and len(lived) >= 7
-    again: list[Tensor] = []
-    loaded = load_model("toy", EngineConfig(0), lambda: None)
-    world = plan(loaded, journal.opening.spec, None).open()
-    for _ in replay(journal, world, len(lived), lambda: again.append(loaded.generator.next_block(world).latents)):
-        pass
-    assert all(torch.equal(a, b) for a, b in zip(lived, again, strict=True))
+    with EngineThread(journal_dir=tmp_path, max_load=16) as engine:
+        engine.open("w", prompts=(PromptChange(0.0, "a"), PromptChange(1.5, "c")), seed=4)
+        engine.open("other", seed=5)
+        for block, steer in ((1, {"action": ActionState(keys=("right",))}), (2, {"prompt": PromptChange(0.0, "b")})):
+            engine.wait_for(Packet, lambda p: p.world == "w" and p.block == block)  # noqa: B023
+            engine.send(Steer(f"s{block}", "w", **steer), Pause("w"), Resume("w"))
+        engine.wait_for(Packet, lambda p: p.world == "w" and p.block == 6)
+        engine.send(Shutdown())
+        engine.drain()
+        assert engine.ended() == 0
+        journal = load(tmp_path / "w.jsonl")
+        assert len(journal.changes) == 2 and len(lived) >= 7
+        again: list[Tensor] = []
+        loaded = load_model("toy", EngineConfig(0), lambda: None)
+        world = plan(loaded, journal.opening.spec, None).open()
+        for _ in replay(journal, world, len(lived), lambda: again.append(loaded.generator.next_block(world).latents)):
+            pass
+        assert all(torch.equal(a, b) for a, b in zip(lived, again, strict=True))
 
 
 @pytest.mark.usefixtures("toy")
 def test_told_to_shut_down_it_ends_its_worlds_and_itself() -> None:
     threads = threading.active_count()
-    engine = EngineThread()
-    engine.open("w")
-    engine.wait_for(Packet)
-    engine.send(Shutdown())
-    engine.drain()
-    assert engine.ended() == 0
-    last = engine.of(WorldChanged)[-1]
-    assert (last.state, last.reason) == ("ended", "the engine stops")
-    assert threading.active_count() == threads, "who starts a thread ends it"
+    with EngineThread() as engine:
+        engine.open("w")
+        engine.wait_for(Packet)
+        engine.send(Shutdown())
+        engine.drain()
+        assert engine.ended() == 0
+        last = engine.of(WorldChanged)[-1]
+        assert (last.state, last.reason) == ("ended", "the engine stops")
+        assert threading.active_count() == threads, "who starts a thread ends it"
 
 
 @pytest.mark.usefixtures("toy")
@@ -413,30 +414,30 @@ def test_told_to_shut_down_it_ends_its_worlds_and_itself() -> None:
 def test_a_server_that_goes_away_ends_it_even_in_the_middle_of_a_block(
     prompt: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = EngineThread()
-    engine.open("w", prompt)
-    engine.wait_for(Opened)
-    with caplog.at_level("INFO"):
-        engine.sock.close()
-        assert engine.ended() == 0
-    assert "the engine ends" in caplog.text
+    with EngineThread() as engine:
+        engine.open("w", prompt)
+        engine.wait_for(Opened)
+        with caplog.at_level("INFO"):
+            engine.sock.close()
+            assert engine.ended() == 0
+        assert "the engine ends" in caplog.text
 
 
 @pytest.mark.usefixtures("toy")
 def test_malformed_bytes_end_it_with_a_clear_line(caplog: pytest.LogCaptureFixture) -> None:
-    engine = EngineThread()
-    engine.greeting()
-    engine.sock.sendall(b"\0\0\0\x09not a msg")
-    engine.drain()
-    assert engine.ended() == 3
-    assert "no protocol of ours" in caplog.text
+    with EngineThread() as engine:
+        engine.greeting()
+        engine.sock.sendall(b"\0\0\0\x09not a msg")
+        engine.drain()
+        assert engine.ended() == 3
+        assert "no protocol of ours" in caplog.text
 
 
 def test_a_model_that_cannot_be_loaded_is_named_and_ends_it(caplog: pytest.LogCaptureFixture) -> None:
-    engine = EngineThread(models=("nothing",))
-    engine.drain()
-    assert engine.ended() == 4
-    assert "'nothing'" in engine.of(Log)[0].text and "'nothing'" in caplog.text
+    with EngineThread(models=("nothing",)) as engine:
+        engine.drain()
+        assert engine.ended() == 4
+        assert "'nothing'" in engine.of(Log)[0].text and "'nothing'" in caplog.text
 
 
 @pytest.mark.parametrize(
