@@ -117,4 +117,7 @@ def test_compiled_layers_give_the_same_flow() -> None:
     conditioning = WanConditioning(Prompt("", torch.randn(1, 3, 6)))
     plain = model(x, t, conditioning, OwnFrames())
     model.compile_layers(backend="eager")
-    assert torch.equal(model(x, t, conditioning, OwnFrames()), plain)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for _ in range(2):
+        assert torch.equal(model(x, t, conditioning, OwnFrames()), plain)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 2  # both halves, once for all layers
