@@ -130,7 +130,8 @@ class Branches:
         self, entries: Sequence[Entry], conditioning: Conditioning, staged: StagedBlock | None
     ) -> list[Tensor]:
         start = entries[0].block * self.width
-        spans = [self._span(e) for e in entries]
+        oldest = self._oldest(start, self.width if staged is None else staged.frames)
+        spans = [self._span(e, oldest) for e in entries]
         seen = StaggeredContext(start, self.width, spans, self.cache.attend, self.cache, staged)
         context = self.cache.spread(seen)
         x = torch.cat([e.latents for e in entries])[None]
@@ -144,12 +145,15 @@ class Branches:
         context = self.cache.spread(IsolatedContext(self.cache.attend))
         return list(-self.model.forward(x, t, conditioning, context))
 
-    def _span(self, entry: Entry) -> Span:
-        """What a block sees, cut where the cache's policy no longer keeps it."""
-        end = (entry.block + 1) * self.width
+    def _oldest(self, start: int, staged: int) -> int:
+        """The first frame that the cache's policy keeps beside those staged, in a call that begins at frame `start`."""
         window = self.cache.policy.window
-        first = 0 if entry.reach is None else end - entry.reach * self.width
-        return Span(max(0, first, 0 if window is None else end - window), end)
+        return 0 if window is None else max(0, start - (window - staged))
+
+    def _span(self, entry: Entry, oldest: int) -> Span:
+        """What a block sees: as far as it reaches, blocks in flight always, the past as far as it is kept."""
+        end = (entry.block + 1) * self.width
+        return Span(oldest if entry.reach is None else max(oldest, end - entry.reach * self.width), end)
 
     def _times(self, entries: Sequence[Entry]) -> Tensor:
         times = torch.tensor([e.t for e in entries], dtype=torch.float32, device=self.model.device)

@@ -145,11 +145,27 @@ def test_a_window_that_holds_every_range_changes_nothing(plan: Plan) -> None:
     assert host.caches[0].bytes_by_tier()["host"] > 0
 
 
-def test_a_smaller_window_sees_less_and_keeps_less() -> None:
+def test_one_finished_block_is_all_that_the_published_ranges_read_of_a_world_without_a_given_clip() -> None:
     generator, (full,) = worlds(DISTILLED, 1, "full")
     _, (small,) = worlds(DISTILLED, 1, "window=4")
-    assert not same(run(generator, full, 6), run(generator, small, 6))
+    assert same(run(generator, full, 7), run(generator, small, 7))
     assert len(small.caches[0].held) <= 4
+
+
+def test_a_smaller_window_sees_less_and_keeps_less() -> None:
+    generator, (full,) = worlds(DISTILLED, 1, "full")
+    _, (small,) = worlds(DISTILLED, 1, "window=2")
+    assert not same(run(generator, full, 6), run(generator, small, 6))
+    assert len(small.caches[0].held) <= 2
+
+
+def test_a_model_that_looks_back_without_limit_is_bounded_by_the_window() -> None:
+    plan = replace(DISTILLED, reaches=())
+    generator, (full,) = worlds(plan, 1, "full")
+    _, (small,) = worlds(plan, 1, "window=6")
+    before, after = run(generator, full, 7), run(generator, small, 7)
+    assert same(before[:2], after[:2]) and not same(before[6:], after[6:])
+    assert len(small.caches[0].held) <= 6
 
 
 @pytest.mark.parametrize("kv", ["sink=2", "topk=1", "range=0:2", "frames=1", "positions=window", "window=0"])
