@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from engine.bench.live import ServerFailed
 from engine.commands.generate import BAD_INPUT, Refusals
 
 BENCHES = {
@@ -19,8 +20,8 @@ BENCHES = {
     "profiler": ("engine.bench.profiler", "what the profiler costs"),
     "model": ("engine.bench.model", "a published architecture at a small scale, against its own products"),
     "parallel": ("engine.parallel.bench", "strategies over ranks, predicted and measured"),
-    "serve": ("server.bench", "a live server under viewers"),
-    "sessions": ("server.bench_sessions", "how many worlds at full rate"),
+    "serve": ("engine.bench.serve", "a live server under viewers"),
+    "sessions": ("engine.bench.sessions", "how many worlds at full rate"),
 }
 """Name -> module with `add_arguments(parser)` and `measure(args) -> Result`, and what it measures."""
 
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         result = _attribute(module, "measure")(options)
         if options.json is not None:
             options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result.json()), indent=1))
-    except (*Refusals, OSError) as error:
+    except (*Refusals, ServerFailed, OSError) as error:
         console.print(f"[red]inferix bench {args.bench}:[/red] {error}", highlight=False)
         return BAD_INPUT
     result.print(console)

@@ -6,6 +6,7 @@ import argparse
 from contextlib import suppress
 
 import msgspec
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -13,6 +14,9 @@ from engine.config import parse_bytes
 from engine.kvcache.policy import PolicyError
 from engine.models import presets
 from engine.models.presets import UnknownModel
+from engine.parallel.choose import strategies
+from engine.parallel.memory import RankMemory, model_of, per_rank
+from engine.parallel.split import Layout, SplitError
 from engine.plan import Plan, PlanError, size
 
 CURVE_POINTS, CURVE_ROWS = 48, 8
@@ -26,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv", default="", help="KV policy, as in 'window=12 sink=3 store=int8'")
     parser.add_argument("--seconds", type=float, default=60.0, help="length of a world (default: %(default)s)")
     parser.add_argument("--budget", type=_bytes, help="bytes for all caches, as in 8g: how many worlds fit?")
+    parser.add_argument("--ranks", type=int, default=1, help="ranks to share a world: what does each need?")
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="keys are bfloat16 on cuda, float32 on cpu"
     )
@@ -41,13 +46,16 @@ def run(args: argparse.Namespace) -> int:
         preset = presets.find(args.model)
         plan = Plan.of(preset, args.kv, element_bytes=2 if args.device == "cuda" else 4)
         worlds = None if args.budget is None else plan.worlds_in(args.budget, args.seconds)
-    except (PlanError, PolicyError, UnknownModel) as error:
+        ranks = _ranks(plan, args.seconds, args.ranks) if args.ranks != 1 else {}
+    except (PlanError, PolicyError, UnknownModel, SplitError) as error:
         console.print(f"[red]inferix plan:[/red] {error}", highlight=False)
         return BAD_INPUT
     if args.json:
-        console.out(msgspec.json.encode(_facts(plan, args.seconds, worlds)).decode(), highlight=False)
+        facts = _facts(plan, args.seconds, worlds) | {"ranks": {str(way): found for way, found in ranks.items()}}
+        console.out(msgspec.json.encode(facts).decode(), highlight=False)
     else:
         _print(console, plan, args.seconds, worlds, args.budget)
+        _print_ranks(console, ranks)
     return 0
 
 
@@ -88,6 +96,28 @@ def _print(console: Console, plan: Plan, seconds: float, worlds: int | None, bud
     console.print(table)
     console.print(_drawing(plan.curve(seconds, CURVE_POINTS)), highlight=False)
     _compare(console, plan, seconds)
+
+
+def _ranks(plan: Plan, seconds: float, ranks: int) -> dict[Layout, list[RankMemory]]:
+    """Every rank's bytes, by the ways in which so many can share this model's worlds."""
+    if ranks < 1:
+        raise PlanError(f"ranks: expected at least 1, got {ranks}")
+    model, dtype = model_of(plan.preset), torch.bfloat16 if plan.element_bytes == 2 else torch.float32
+    frames, found = plan.held_frames(seconds), {}
+    for strategy in strategies(ranks, model.kv, model.heads):
+        found[strategy.layout] = per_rank(model, strategy.layout, plan.rule, dtype, frames)
+    return found
+
+
+def _print_ranks(console: Console, ranks: dict[Layout, list[RankMemory]]) -> None:
+    if not ranks:
+        return
+    table = Table("ranks", "weights", "cache", "activations", "together", title="the rank that needs most of each")
+    for layout, found in ranks.items():
+        most = max(found, key=lambda memory: memory.total)
+        cells = (most.weights, most.cache, most.activations, most.total)
+        table.add_row(str(layout), *(size(count) for count in cells))
+    console.print(table)
 
 
 def _drawing(curve: list[tuple[float, int]]) -> str:
