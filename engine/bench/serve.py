@@ -51,7 +51,7 @@ async def _measure(args: argparse.Namespace) -> Result:
         for count, pictures, made, joins, cpu in rows
     ]
     notes = (
-        f"server up in {server.up_s:.1f} s, engine ready in {server.ready_s:.1f} s, first picture {first_s:.1f} s later",
+        f"server up in {server.up_s:.1f} s, engine ready in {server.ready_s:.1f} s, a picture {first_s:.1f} s later",
         f"the model's rate is {fps:g} pictures a second; real-time factor {stats['real_time_factor']:.2f}, "
         f"{stats['late_blocks']} late blocks, clock stretched {stats['stretched_ms']:.0f} ms in all",
         f"from a prompt to the first picture under it leaving the server: {steering} ms",
