@@ -22,7 +22,7 @@ from engine.branches import Branches, Call, Entry, StaggeredModel, Step
 from engine.kvcache.staged import StagedBlock
 from engine.kvcache.staggered import check_policy
 from engine.models import BlockModel, Conditioning, Prompt
-from engine.profiler import boundary, span
+from engine.profiler import boundary, count, span
 from engine.samplers import Made
 from engine.stages import Distilled, Guided, Plan
 from engine.world import World
@@ -152,6 +152,8 @@ class StaggeredSampler:
         boundary("step", step=index)
         flight.finished = None
         flight.run, flight.skipped = flight.run + done.run, flight.skipped + done.skipped
+        count("branch_passes", done.run)
+        count("branch_passes_skipped", done.skipped)
         flight.latents = [
             entry.latents + v * (times[step + 1] - entry.t)
             for entry, step, v in zip(active, steps, done.velocities, strict=True)

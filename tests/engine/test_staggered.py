@@ -28,11 +28,11 @@ from tests.small_magi import DISTILLED, GUIDED, QUICK, small_model, small_preset
 PLANS = pytest.mark.parametrize("plan", [DISTILLED, GUIDED, QUICK], ids=["distilled", "guided", "quick"])
 
 
-def worlds(plan: Plan, count: int = 2, kv: str = "") -> tuple[Generator, list[World]]:
+def worlds(plan: Plan, count: int = 2, kv: str = "", pages: int = 64) -> tuple[Generator, list[World]]:
     """Several worlds of one preset, alike."""
     preset = small_preset(plan)
     model = small_model(preset)
-    made = [small_world(preset, model, kv=kv) for _ in range(count)]
+    made = [small_world(preset, model, kv=kv, frames=pages) for _ in range(count)]
     return made[0][0], [world for _, world in made]
 
 
@@ -97,7 +97,8 @@ class Failing:
 @settings(max_examples=12, deadline=None)
 @given(at=st.integers(0, 30), guided=st.booleans())
 def test_a_block_that_fails_half_way_leaves_its_world_as_it_was(at: int, guided: bool) -> None:
-    generator, (world, undisturbed) = worlds(GUIDED if guided else DISTILLED)
+    pages = 10 + small_preset().recache_room(10)  # what an engine gives to one world
+    generator, (world, undisturbed) = worlds(GUIDED if guided else DISTILLED, pages=pages)
     expected = run(generator, undisturbed, 4)
     broken = Generator(cast(MagiModel, Failing(cast(MagiModel, generator.model), at)), "none")
     got: list[Tensor] = []
