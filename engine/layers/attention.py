@@ -47,6 +47,10 @@ def with_lse(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, lse = flash(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         return out.transpose(1, 2), lse.transpose(1, 2)
+    if q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256:
+        rows = (x.transpose(1, 2) for x in (q, k, v))
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*rows)
+        return out.transpose(1, 2), lse.transpose(1, 2)
     scores = torch.einsum("bqhd,bkhd->bqhk", q.float(), k.float()) / math.sqrt(q.shape[-1])
     out = torch.einsum("bqhk,bkhd->bqhd", scores.softmax(-1), v.float()).to(q.dtype)
     return out, scores.logsumexp(-1)
