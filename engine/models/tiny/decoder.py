@@ -80,13 +80,19 @@ class Keyframe:
 
 
 class KeyframeDecoder(nn.Module):
-    """Latents (N, C, 9, 16) -> base picture, logits of planes, rain and snow: (N, OUTPUTS, 144, 256)."""
+    """Latents (N, C, 9, 16) -> base picture, logits of planes, rain and snow: (N, OUTPUTS, 144, 256).
+
+    The picture is the linear reconstruction, which is closed form and stays as it is, and what the convolutions add.
+    """
+
+    mean: Tensor
+    basis: Tensor
 
     def __init__(self, widths: tuple[int, int, int, int] = (224, 128, 64, 32)) -> None:
         super().__init__()
         top, upper, lower, last = widths
-        self.mean = nn.Parameter(torch.zeros(3 * PATCH * PATCH))
-        self.basis = nn.Parameter(torch.zeros(CHANNELS, 3 * PATCH * PATCH))
+        self.register_buffer("mean", torch.zeros(3 * PATCH * PATCH))
+        self.register_buffer("basis", torch.zeros(CHANNELS, 3 * PATCH * PATCH))
         self.into = nn.Conv2d(CHANNELS, top, 3, padding=1)
         self.place = nn.Parameter(torch.zeros(1, top, ROWS, COLUMNS))
         self.body = nn.Sequential(
