@@ -14,11 +14,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
+from engine.decoder import Pictures as Frames
 from engine.decoder import decode
+from engine.drift import BURST
 from engine.generator import Block
 from engine.playout import Playout
 from engine.screen import Pictures
@@ -47,6 +50,7 @@ class Decoded:
 
     job: Job
     pictures: int = 0
+    first: Frames = field(default_factory=lambda: np.empty((0, 0, 0, 3), np.uint8))  # its first pictures, three at most
     decode_s: float = 0.0
     slack_s: float = 0.0  # until its first picture is due; negative when late
     error: str = ""
@@ -115,7 +119,7 @@ class Decoding:
                 raise ValueError(f"decoder: expected {expected} pictures of a block, got {len(pictures)}")
             media_s = g.pictures_before(job.block.start) / g.fps
             shown = Pictures(job.block.index, media_s, list(pictures), job.early_s)
-            return Decoded(job, len(pictures), spent_s, self._playout.add(job.id, shown))
+            return Decoded(job, len(pictures), pictures[:BURST], spent_s, self._playout.add(job.id, shown))
         except Exception as error:  # a thread's main loop: the world fails, the thread goes on
             log.exception("world %s: block %d could not be decoded", job.id, job.block.index)
             return Decoded(job, error=f"{type(error).__name__}: {error}")

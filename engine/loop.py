@@ -19,6 +19,7 @@ from collections.abc import Callable
 from engine import profiler
 from engine.config import EngineConfig
 from engine.decoding import Decoded, Decoding, Job
+from engine.drift import DriftMeters
 from engine.link import Link
 from engine.loader import Loaded, plan, warm_up
 from engine.playout import Playout
@@ -67,6 +68,7 @@ class Engine:
     def __init__(self, config: EngineConfig, link: Link, playout: Playout, niceness: int) -> None:
         self._config, self._link, self._playout = config, link, playout
         self._decoding = Decoding(playout, link.wake, config.threads, niceness)
+        self._drift = DriftMeters()
         self._scheduler = Scheduler(config.max_worlds, config.max_load)
         self._models: dict[str, Loaded] = {}
         self._worlds: dict[str, Running] = {}
@@ -83,6 +85,7 @@ class Engine:
         """
         self._models = models
         self._decoding.start()
+        self._drift.start()
         try:
             for loaded in models.values() if self._config.warm_up else ():
                 kind, stages_s = warm_up(loaded, self._config.kv_budget_bytes)
@@ -94,6 +97,7 @@ class Engine:
                 self.turn()
         finally:
             self._decoding.close()
+            self._drift.close()
             for id in list(self._worlds):
                 self._end(id, "ended", "the engine stops")
 
@@ -276,6 +280,7 @@ class Engine:
         media_ms = round(1000 * running.world.media_s(job.block.index))
         phases_ms = {name: 1000 * seconds for name, seconds in (stages_s | {"commit": job.commit_s}).items()}
         due_in_ms = 1000 * result.slack_s
+        self._drift.offer(job.id, job.block, media_ms / 1000, result.first)
         self._link.send(BlockDone(running.id, job.block.index, media_ms, result.pictures, phases_ms, due_in_ms))
         profiler.count("late_blocks", float(due_in_ms < 0))
         profiler.count("blocks")
@@ -290,6 +295,7 @@ class Engine:
         self._scheduler.remove(id)
         media_ms = self._playout.remove(id)
         running.close()
+        self._drift.forget(id)
         if (recorded := profiler.active()) is not None:
             recorded.forget(id)
         self._link.send(WorldChanged(id, state, reason, media_ms))
@@ -310,7 +316,7 @@ class Engine:
         for running in self._worlds.values():
             figures = self._playout.figures(running.id)
             if figures is not None:
-                self._link.send(running.stats(figures))
+                self._link.send(running.stats(figures, self._drift.metrics(running.id)))
 
 
 def no_memory_for(cache_bytes: int, held: int, budget: int | None) -> str:

@@ -136,10 +136,10 @@ class Running:
                 total[tier] = total.get(tier, 0) + count
         return total
 
-    def stats(self, figures: Figures) -> Stats:
+    def stats(self, figures: Figures, drift: dict[str, float]) -> Stats:
         """What is sent about once a second."""
         lead_ms = max(0.0, self.ready_ms - figures.media_ms)
-        for name, value in (("lead_ms", lead_ms), ("release_late_ms", figures.release_late_ms)):
+        for name, value in {"lead_ms": lead_ms, "release_late_ms": figures.release_late_ms, **drift}.items():
             gauge(name, value, world=self.id)
         recorded = active()
         return Stats(
@@ -154,7 +154,7 @@ class Running:
             bitrate=figures.bitrate,
             block=figures.block,
             media_ms=figures.media_ms,
-            metrics=recorded.values(self.id) if recorded else {},
+            metrics=(recorded.values(self.id) if recorded else {}) | drift,
         )
 
     def _applied(self, command: Steer, signal: str, block: int) -> SignalApplied:
