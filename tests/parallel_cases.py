@@ -180,7 +180,7 @@ def chosen(mesh: Mesh, ranks: int, layout: Sequence[int]) -> list[str]:
     """A world whose ring chooses for itself: keys first, queries once they are outnumbered."""
     model = MODELS["toy"](heads=8, kv_heads=2)
     grid = mesh.grid(Layout(*layout))
-    machine = Machine(latency_s=0, bandwidth=1e6, attention_rate=1e15)  # bytes alone decide
+    machine = Machine(0, 1e6, 0, 1e6, 1e15)  # bytes alone decide
     spread = Spread.over(grid, model.geometry.kv, machine)
     alone, shared = (open_world(model, "full", SAMPLERS["few-step"], s) for s in (None, spread))
     modes, generator = [], Generator(model)

@@ -1,7 +1,7 @@
 """`inferix bench parallel`: one call of attention by strategy, ranks and cache length; measured, predicted, chosen.
 
 Every rank has random keys of its share in a cache of one layer and attends to all of them with its share of a block;
-the time of a call is the slowest rank's, median of several. Predictions are made from what probe.py measures on the
+the time of a call is the slowest rank's, the best of several. Predictions are made from what probe.py measures on the
 same ranks. With `--link-mbit` all of it runs in a network namespace of its own whose loopback is shaped to that rate
 (Linux, as root): machines on a slow link, except that all ranks share the one link and its latency is the loopback's.
 """
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,16 @@ from engine.kvcache.policy import parse
 from engine.kvcache.pool import PageFormat, PagePool
 from engine.models import KVGeometry
 from engine.parallel.cache import ParallelCache, Spread
-from engine.parallel.choose import Call, Chooser, Machine, Strategy, predict, sent_bytes, strategies
+from engine.parallel.choose import UNMEASURED, Call, Chooser, Strategy, predict, sent_bytes, strategies
 from engine.parallel.launch import Group
 from engine.parallel.mesh import Mesh
 from engine.parallel.probe import measure as measure_machine
 from engine.parallel.rank import Member
 from engine.parallel.split import SplitError
 
-COLUMNS = ("ranks", "link", "key frames", "strategy", "measured ms", "predicted ms", "sent KiB", "", "above best")
+COLUMNS = ("ranks", "frames", "strategy", "ms", "predicted", "sent KiB", "", "above best")
 SHAPED = (
-    "ip link set lo up mtu 1500 && tc qdisc add dev lo root tbf rate {mbit}mbit burst 128kb latency 200ms && exec {run}"
+    "ip link set lo up mtu 1500 && tc qdisc add dev lo root tbf rate {mbit}mbit burst 32kb latency 200ms && exec {run}"
 )
 GROUP_S = 600.0
 
@@ -92,8 +93,9 @@ def measure(args: argparse.Namespace) -> Result:
     """The table. Raises SplitError, OSError or RankLost."""
     shape = Shape(**{name: getattr(args, name) for name in vars(Shape())})
     rows = run(shape) if args.link_mbit is None else _shaped(shape, args.link_mbit)
-    link = "loopback" if args.link_mbit is None else f"{args.link_mbit} Mbit/s"
-    return Result("one call of attention over ranks", COLUMNS, tuple(_cells(rows, link)), tuple(_notes(shape, rows)))
+    link = "loopback" if args.link_mbit is None else f"loopback shaped to {args.link_mbit} Mbit/s"
+    name = f"one call of attention over ranks, {link}"
+    return Result(name, COLUMNS, tuple(_cells(rows)), tuple(_notes(shape, rows)))
 
 
 def run(shape: Shape) -> list[Row]:
@@ -128,35 +130,43 @@ def _rows(mesh: Mesh, shape: Shape) -> Iterator[Row]:
     for frames in shape.kv_frames:
         call = Call(shape.kv, shape.heads, shape.q_frames, frames, shape.dtype.itemsize)
         chosen = chooser.choose(call).strategy
-        for strategy in possible:
-            seconds = _time(mesh, shape, strategy, call, machine)
-            predicted = predict(strategy, call, machine)
-            sent = sent_bytes(strategy, call)
-            yield Row(mesh.ranks, frames, str(strategy), seconds, predicted, sent, strategy == chosen)
+        with ExitStack() as stack:
+            trials = [Trial(mesh, shape, strategy, call, stack) for strategy in possible]
+            for _ in range(shape.repeats + 1):  # in turn, so that what disturbs one disturbs all
+                for trial in trials:
+                    trial.run()
+        for trial in trials:
+            seconds, predicted = min(trial.taken_s[1:]), predict(trial.strategy, call, machine)
+            sent = sent_bytes(trial.strategy, call)
+            yield Row(mesh.ranks, frames, str(trial.strategy), seconds, predicted, sent, trial.strategy == chosen)
 
 
-def _time(mesh: Mesh, shape: Shape, strategy: Strategy, call: Call, machine: Machine) -> float:
-    spread = Spread.over(mesh.grid(strategy.layout), shape.kv, machine, strategy.mode)
-    form = PageFormat(spread.kv, shape.dtype)
-    cache = spread.cache(PagePool(form, call.kv_frames + call.q_frames, mesh.device), parse("full"), call.q_frames)
-    past = call.kv_frames - call.q_frames
-    _fill(cache, past)
-    mine = len(spread.exchange.split.mine)
-    q, k, v = (
-        torch.randn(1, call.q_frames, mine, n, shape.head_dim, device=mesh.device).to(shape.dtype)
-        for n in (shape.heads, shape.kv_heads, shape.kv_heads)
-    )
-    taken = []
-    with cache.stage(past, call.q_frames) as block:
-        for _ in range(shape.repeats + 1):
-            mesh.wait_for_all()
-            began = time.perf_counter()
-            block.attend(0, q, k, v, None)
-            if mesh.device.type == "cuda":
-                torch.cuda.synchronize()
-            mesh.wait_for_all()  # the slowest rank's time is everyone's
-            taken.append(time.perf_counter() - began)
-    return statistics.median(taken[1:])
+class Trial:
+    """One strategy's call over a cache of random keys, ready to be made again and again."""
+
+    def __init__(self, mesh: Mesh, shape: Shape, strategy: Strategy, call: Call, stack: ExitStack) -> None:
+        self.strategy, self._mesh = strategy, mesh
+        self.taken_s: list[float] = []
+        spread = Spread.over(mesh.grid(strategy.layout), shape.kv, UNMEASURED, strategy.mode)
+        pool = PagePool(PageFormat(spread.kv, shape.dtype), call.kv_frames, mesh.device)
+        cache = spread.cache(pool, parse("full"), call.q_frames)
+        past, mine = call.kv_frames - call.q_frames, len(spread.exchange.split.mine)
+        _fill(cache, past)
+        self._q, self._k, self._v = (
+            torch.randn(1, call.q_frames, mine, n, shape.head_dim, device=mesh.device).to(shape.dtype)
+            for n in (shape.heads, shape.kv_heads, shape.kv_heads)
+        )
+        self._block = stack.enter_context(cache.stage(past, call.q_frames))
+
+    def run(self) -> None:
+        """Once; the time it takes is that of the slowest rank."""
+        self._mesh.wait_for_all()
+        began = time.perf_counter()
+        self._block.attend(0, self._q, self._k, self._v, None)
+        if self._mesh.device.type == "cuda":
+            torch.cuda.synchronize()
+        self._mesh.wait_for_all()
+        self.taken_s.append(time.perf_counter() - began)
 
 
 def _fill(cache: ParallelCache, frames: int) -> None:
@@ -171,11 +181,11 @@ def _fill(cache: ParallelCache, frames: int) -> None:
         block.commit()
 
 
-def _cells(rows: list[Row], link: str) -> Iterator[tuple[Cell, ...]]:
+def _cells(rows: list[Row]) -> Iterator[tuple[Cell, ...]]:
     for row in rows:
         times = (round(1e3 * row.measured_s, 3), round(1e3 * row.predicted_s, 3))
         above = f"{row.measured_s / _best(rows, row) - 1:.0%}"
-        yield row.ranks, link, row.kv_frames, row.strategy, *times, row.sent_bytes // 1024, "◄" * row.chosen, above
+        yield row.ranks, row.kv_frames, row.strategy, *times, row.sent_bytes // 1024, "◄" * row.chosen, above
 
 
 def _best(rows: list[Row], like: Row) -> float:
@@ -184,8 +194,8 @@ def _best(rows: list[Row], like: Row) -> float:
 
 def _notes(shape: Shape, rows: list[Row]) -> Iterator[str]:
     yield (
-        f"{shape.tokens} tokens to a latent frame, {shape.q_frames} frames of queries, {shape.heads} heads on "
-        f"{shape.kv_heads} of {shape.head_dim}; a call in one layer, the slowest rank's time, median of {shape.repeats}"
+        f"frames of keys to {shape.q_frames} of queries, {shape.tokens} tokens each, {shape.heads} heads on "
+        f"{shape.kv_heads} of {shape.head_dim}; a call in one layer, the slowest rank's time, best of {shape.repeats}"
     )
     above = [row.measured_s / _best(rows, row) - 1 for row in rows if row.chosen]
     yield f"◄ chosen: in the median {statistics.median(above):.0%} above the fastest measured, {max(above):.0%} at most"

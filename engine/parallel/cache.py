@@ -23,7 +23,7 @@ from engine.kvcache.pool import PagePool
 from engine.kvcache.staged import Shelf, StagedBlock
 from engine.layers.attention import Attention, sdpa
 from engine.models import Context, Expand, KVGeometry, Rotate
-from engine.parallel.choose import Chooser, Machine, Mode, Strategy, of_layout
+from engine.parallel.choose import UNMEASURED, Chooser, Machine, Mode, Strategy, of_layout
 from engine.parallel.mesh import Axis, Grid, as_bytes
 from engine.parallel.ring import RingAttention
 from engine.parallel.split import Layout, Split, SplitError
@@ -68,7 +68,7 @@ class Spread:
         """Of one ring's mode: what a Ulysses group around it costs is the same in both."""
         layout = Layout(1, ranks)
         allowed = [Strategy(layout, self.mode)] if self.mode else of_layout(layout)
-        return Chooser(self.machine or Machine(0, 1, 1), allowed)
+        return Chooser(self.machine or UNMEASURED, allowed)
 
 
 class ParallelCache(KVCache):

@@ -4,7 +4,7 @@ The cost of one call in one layer, in seconds. A message of m bytes takes latenc
 queries and Tk keys in h heads of d takes call + 4 Tq Tk h d / rate. A transfer posted before a product hides behind it
 as far as a transfer moves beside one, at `overlap` of its speed: hop(p, x) = max(p, x + (1 - overlap) p).
 
-    ulysses   two all-to-alls of u - 1 messages each, then one product                         (see ulysses.py)
+    ulysses   two all-to-alls, each collective + m / collective bandwidth, and one product    (see ulysses.py)
     pass-KV   n - 1 hops (product, keys on their way), one product, the merge                  (see ring.py)
     pass-Q    a hop (product, queries on their way), then hops of a product, queries on their
               way out and the partial result before on its way home, a last result, the merge
@@ -40,10 +40,16 @@ class Machine:
 
     latency_s: float  # of one message
     bandwidth: float  # bytes per second that a rank sends while it receives as many
+    collective_s: float  # an all-to-all, however little is sent
+    collective_bandwidth: float  # bytes per second that a rank sends in an all-to-all while it receives as many
     attention_rate: float  # floating-point operations per second of one rank
     call_s: float = 0.0  # of a product, however small
     merge_rate: float = 8e9  # bytes per second at which partial results are merged
     overlap: float = 1.0  # of a transfer's speed, beside a product
+
+
+UNMEASURED = Machine(0.0, 1.0, 0.0, 1.0, 1.0)
+"""Where there is nothing to choose."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,7 @@ class Chooser:
         if key not in self._made:
             self._made[key] = self._decide(call, before)
         choice = self._made[key]
-        if choice.strategy != before:
+        if choice.strategy != before and len(self.allowed) > 1:
             logger.info("exchange: %s (%s)", choice.strategy, choice.reason)
             profiler.count(f"exchange: {choice.strategy} ({choice.reason})")
         self.current = choice
@@ -197,7 +203,7 @@ def _ulysses(call: Call, machine: Machine, split: Split) -> float:
     there = [q + 2 * len(s) for q, s in zip(queries, split.kv_heads, strict=True)]  # heads that come to a rank
     most = sum(_most(tokens, heads) for heads in (there, queries))  # the way back is the way there, the other way round
     row = call.q_frames * call.kv.head_dim * call.item_bytes
-    return 2 * (len(group) - 1) * machine.latency_s + most * row / machine.bandwidth
+    return 2 * machine.collective_s + most * row / machine.collective_bandwidth
 
 
 def _most(tokens: Sequence[int], heads: Sequence[int]) -> int:

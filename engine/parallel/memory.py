@@ -1,6 +1,6 @@
 """Bytes that one rank needs, by formula, before anything is allocated: weights, cache, activations.
 
-    weights       all of them, on every rank: parameters x bytes (the text encoder and the decoder on rank 0 alone)
+    weights       all of them, on every rank: parameters x bytes
     cache         pages of the rank's tokens and heads: see `Split.local_kv`; about 1 / ranks of the whole
     activations   at the widest place of a layer: t tokens of the rank's share in b rows, D wide, M in the feed-forward
                   net; queries, keys, values and result of attention over its chunk and heads; what is in transit
@@ -10,16 +10,19 @@
         transit     ulysses: as much again for what comes; ring: two shards of what goes round, and n partial results
         latents     b F S D e, gathered before the head
 
-Measured peaks are above this by what an allocator keeps. Knows no torch device; `inferix plan` prints it.
+Measured peaks are above this by what an allocator keeps. `inferix plan --ranks` prints it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from engine.kvcache.policy import Policy
 from engine.kvcache.pool import PageFormat
 from engine.models import KVGeometry
+from engine.models.presets import Preset
 from engine.parallel.choose import LSE_BYTES
 from engine.parallel.split import Layout, Split
 
@@ -34,7 +37,6 @@ class Model:
     heads: int
     kv: KVGeometry
     frames_per_block: int
-    alone_bytes: int = 0  # what rank 0 keeps besides: text encoder, decoder
 
 
 @dataclass(frozen=True)
@@ -51,23 +53,29 @@ class RankMemory:
         return self.weights + self.cache + self.activations
 
 
+def model_of(preset: Preset) -> Model:
+    """The sizes of a row of the table."""
+    s = preset.sizes
+    kv = KVGeometry(s.layers, s.kv_heads, s.head_dim, s.tokens_per_frame)
+    heads = max(s.kv_heads, s.dim // s.head_dim)
+    return Model(s.parameters, s.dim, s.ffn_dim, heads, kv, preset.frames_per_block)
+
+
 def per_rank(
-    model: Model, layout: Layout, page: PageFormat, policy: Policy, most_frames: int, branches: int = 1
+    model: Model, layout: Layout, policy: Policy, dtype: torch.dtype, most_frames: int = 0, branches: int = 1
 ) -> list[RankMemory]:
     """What each rank of a layout needs for one world.
 
-    `page`: the format of whole pages; `most_frames`: latent frames that a cache which grows is to hold. Raises
-    SplitError where ranks, tokens and heads do not go together.
+    `dtype`: of weights and of pages that are not quantised; `most_frames`: latent frames that a cache which grows is to
+    hold; `branches`: caches of a world. Raises SplitError where ranks, tokens and heads do not go together.
     """
     held = policy.most_held(model.frames_per_block) or most_frames
     read = policy.most_read(model.frames_per_block) or most_frames
-    found = []
+    found, item = [], dtype.itemsize
     for rank in range(layout.ranks):
-        split = Split(layout, rank, page.geometry)
-        pages = held * PageFormat(split.local_kv, page.dtype, page.store).page_bytes * branches
-        item = page.dtype.itemsize
-        weights = model.parameters * item + (model.alone_bytes if rank == 0 else 0)
-        found.append(RankMemory(rank, weights, pages, _activations(model, split, read, item, branches)))
+        split = Split(layout, rank, model.kv)
+        pages = held * PageFormat(split.local_kv, dtype, policy.store).page_bytes * branches
+        found.append(RankMemory(rank, model.parameters * item, pages, _activations(model, split, read, item, branches)))
     return found
 
 

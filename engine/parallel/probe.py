@@ -6,30 +6,36 @@ the same everywhere, so that choices are too. Knows no world.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
-from statistics import median
 
 import torch
 from torch import Tensor
 
 from engine.layers.attention import merge, with_lse
-from engine.parallel.choose import Machine
+from engine.parallel.choose import UNMEASURED, Machine
 from engine.parallel.mesh import Axis, Mesh, Pending
 
-BUDGET_S = 0.12  # for each of the measurements
+BUDGET_S = 0.1  # for each of the measurements
 REPEATS = 5
 LARGEST_BYTES = 1 << 24
+QUERIES = 256
+MOST_KEYS = 1 << 15
 
 
 def measure(mesh: Mesh, heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> Machine:
     """The machine under this mesh, for attention of these heads. All ranks call it together."""
     axis, device = mesh.everyone, mesh.device
+    if axis.size == 1:
+        return UNMEASURED
     small = torch.zeros(8, dtype=torch.uint8, device=device)
     large = torch.zeros(_affordable(axis, device), dtype=torch.uint8, device=device)
     latency_s = _agreed(axis, lambda: _shift(axis, small).wait())
     transfer_s = _agreed(axis, lambda: _shift(axis, large).wait())
-    q, k = (torch.zeros(1, n, heads, head_dim, dtype=dtype, device=device) for n in (64, _keys(heads, head_dim)))
+    collective_s, together_s = (_agreed(axis, functools.partial(_all_to_all, axis, data)) for data in (small, large))
+    sizes = QUERIES, _keys(heads * head_dim, device)
+    q, k = (torch.zeros(1, n, heads, head_dim, dtype=dtype, device=device) for n in sizes)
     call_s = _agreed(axis, lambda: with_lse(q[:, :1], k[:, :1], k[:, :1]))
     product_s = _agreed(axis, lambda: with_lse(q, k, k))
     part = k[:, : max(1, int(k.shape[1] * min(1.0, transfer_s / (2 * product_s))))]  # hidden by the transfer
@@ -41,6 +47,8 @@ def measure(mesh: Mesh, heads: int, head_dim: int, dtype: torch.dtype = torch.fl
     return Machine(
         latency_s=latency_s,
         bandwidth=len(large) / max(transfer_s - latency_s, 1e-9),
+        collective_s=collective_s,
+        collective_bandwidth=len(large) * (axis.size - 1) / axis.size / max(together_s - collective_s, 1e-9),
         attention_rate=flops / max(product_s - call_s, 1e-9),
         call_s=call_s,
         merge_rate=4 * q.numel() * q.element_size() / merge_s,
@@ -59,13 +67,14 @@ def _affordable(axis: Axis, device: torch.device) -> int:
     return size
 
 
-def _keys(heads: int, head_dim: int) -> int:
-    """Keys for a product that is long beside its call, and short beside the budget, on a CPU of 1e9 operations / s."""
-    return max(64, int(1e9 * BUDGET_S / REPEATS / 4) // (4 * 64 * heads * head_dim))
+def _keys(width: int, device: torch.device) -> int:
+    """As many keys as make a product long beside its call and short beside the budget."""
+    rate = 5e13 if device.type == "cuda" else 1e10
+    return max(64, min(MOST_KEYS, int(rate * BUDGET_S / REPEATS / 4) // (4 * QUERIES * width)))
 
 
 def _agreed(axis: Axis, act: Callable[[], object], repeats: int = REPEATS) -> float:
-    """Median seconds of some tries after a first one, mean over ranks."""
+    """Seconds of the best of some tries after a first one, mean over ranks: what disturbs a try is not the machine."""
     act()
     taken = []
     for _ in range(repeats):
@@ -74,7 +83,7 @@ def _agreed(axis: Axis, act: Callable[[], object], repeats: int = REPEATS) -> fl
         act()
         _settle(axis, wait=False)
         taken.append(time.perf_counter() - began)
-    mean = axis.sum(torch.tensor([median(taken)], dtype=torch.float64, device=axis.mesh.device), "probe")
+    mean = axis.sum(torch.tensor([min(taken)], dtype=torch.float64, device=axis.mesh.device), "probe")
     return float(mean) / axis.size
 
 
@@ -89,6 +98,12 @@ def _settle(axis: Axis, *, wait: bool = True) -> None:
 def _shift(axis: Axis, data: Tensor) -> Pending:
     """To the next rank, from the one before."""
     return axis.post(data, (axis.index + 1) % axis.size, (axis.index - 1) % axis.size, len(data), "probe")
+
+
+def _all_to_all(axis: Axis, data: Tensor) -> None:
+    """A share of `data` to each rank, as much from each."""
+    sizes = [len(data) // axis.size] * axis.size
+    axis.exchange(list(torch.split(data[: sum(sizes)], sizes)), sizes, "probe")
 
 
 def _overlapped(axis: Axis, data: Tensor, q: Tensor, k: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ from engine.parallel.choose import (
     sent_bytes,
     strategies,
 )
+from engine.parallel.picture import draw
 from engine.parallel.split import Layout, Split, SplitError
 
 LINKS = {"nvlink": (5e-6, 2e11), "pcie": (2e-5, 1.5e10), "ethernet": (8e-5, 1.1e9), "loopback": (2e-4, 5e8)}
@@ -35,11 +37,15 @@ def calls(tokens: int, heads: int, kv_heads: int) -> list[Call]:
 
 def machines() -> list[Machine]:
     return [
-        Machine(latency, bandwidth, rate, call_s, rate / 100, overlap)
-        for (latency, bandwidth), (rate, call_s), overlap in itertools.product(
-            LINKS.values(), ((RATES["cpu"], 5e-5), (RATES["gpu"], 1e-5)), (0.3, 1.0)
+        Machine(latency, bandwidth, 1.5 * latency, collective * bandwidth, rate, call_s, rate / 100, overlap)
+        for (latency, bandwidth), collective, (rate, call_s), overlap in itertools.product(
+            LINKS.values(), (0.5, 1.0), ((RATES["cpu"], 5e-5), (RATES["gpu"], 1e-5)), (0.3, 1.0)
         )
     ]
+
+
+def machine_of(latency_s: float, bandwidth: float, rate: float) -> Machine:
+    return Machine(latency_s, bandwidth, latency_s, bandwidth, rate)
 
 
 # ------------------------------------------------------------------------------------------- played through
@@ -75,7 +81,7 @@ def _all_to_all(splits: list[Split], call: Call, machine: Machine, began: list[f
                     a, b = (rank, other) if there else (other, rank)
                     sent += len(splits[a].mine) * _row_heads(splits[b], call, keys=there)
                     received += len(splits[b].mine) * _row_heads(splits[a], call, keys=there)
-            taken = (layout.ulysses - 1) * machine.latency_s + max(sent, received) * row / machine.bandwidth
+            taken = machine.collective_s + max(sent, received) * row / machine.collective_bandwidth
             done[rank] = max(began[r] for r in group) + taken
         together = max(done[r] for r in group)
         for rank in group:
@@ -194,7 +200,7 @@ def test_the_mode_of_a_ring_costs_at_most_a_tenth_more_than_the_other(layout: La
 def test_a_choice_does_not_flap() -> None:
     """Keys that come and go around the crossover change the choice once at most."""
     kv = KVGeometry(1, 2, 64, 256)
-    machine = Machine(1e-5, 1e9, 1e12)
+    machine = machine_of(1e-5, 1e9, 1e12)
     chooser = Chooser(machine, of_layout(Layout(1, 4)))
     alike = [frames for frames in range(12, 128) if abs(1 - _ratio(Call(kv, 8, 12, frames), machine)) < MARGIN / 2]
     assert len(alike) > 1
@@ -221,7 +227,7 @@ def test_pass_q_sends_less_exactly_where_theory_says(heads: int, kv_heads: int, 
 def test_early_blocks_pass_keys_and_late_ones_queries() -> None:
     """With grouped queries over a slow link, keys are few at first and outnumber the queries later."""
     kv = KVGeometry(30, 8, 128, 1560)
-    chooser = Chooser(Machine(1e-4, 1e9, 3e14), of_layout(Layout(1, 4)))
+    chooser = Chooser(machine_of(1e-4, 1e9, 3e14), of_layout(Layout(1, 4)))
     modes = [chooser.choose(Call(kv, 40, 3, frames, 2)).strategy.mode for frames in range(3, 120, 3)]
     assert modes[0] == "pass-kv" and modes[-1] == "pass-q"
     assert sum(a != b for a, b in itertools.pairwise(modes)) == 1
@@ -230,13 +236,13 @@ def test_early_blocks_pass_keys_and_late_ones_queries() -> None:
 def test_what_is_asked_for_is_taken() -> None:
     call = calls(390, 12, 12)[-1]
     for strategy in strategies(4, call.kv, 12):
-        choice = Chooser(Machine(1, 1, 1), [strategy]).choose(call)
+        choice = Chooser(machine_of(1, 1, 1), [strategy]).choose(call)
         assert choice.strategy == strategy
         assert "asked for" in choice.reason
 
 
 def test_a_layout_is_chosen_for_all_the_calls_to_come() -> None:
-    machine = Machine(5e-6, 2e11, 3e14, call_s=1e-5, merge_rate=1e12)
+    machine = replace(machine_of(5e-6, 2e11, 3e14), call_s=1e-5, merge_rate=1e12)
     wanted = calls(1560, 12, 12)
     choice = choose_layout(machine, 4, wanted)
     best = min(
@@ -255,7 +261,12 @@ def test_more_ranks_than_heads_or_tokens_are_refused_by_name() -> None:
 
 def test_faster_links_never_cost_more() -> None:
     call = calls(390, 12, 12)[3]
-    slow = Machine(1e-4, 1e9, 3e13, overlap=0.5)
+    slow = replace(machine_of(1e-4, 1e9, 3e13), overlap=0.5)
     for strategy in strategies(6, call.kv, 12):
-        for better in (replace(slow, bandwidth=2e9), replace(slow, latency_s=1e-5), replace(slow, overlap=0.9)):
+        for change in ({"bandwidth": 2e9}, {"latency_s": 1e-5}, {"collective_s": 1e-5}, {"overlap": 0.9}):
+            better = replace(slow, **change)
             assert predict(strategy, call, better) <= predict(strategy, call, slow)
+
+
+def test_the_picture_in_the_documentation_is_what_the_formulas_draw() -> None:
+    assert (Path(__file__).parents[2] / "docs/images/parallel-crossover.svg").read_text() == draw()

@@ -1,0 +1,54 @@
+"""What ranks are said to need before anything is allocated is what they then hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.kvcache.policy import parse
+from engine.kvcache.pool import PageFormat, PagePool
+from engine.models import KVGeometry
+from engine.models.presets import PRESETS, find
+from engine.parallel.memory import Model, model_of, per_rank
+from engine.parallel.split import Layout, Split, SplitError, layouts
+
+KV = KVGeometry(layers=2, heads=4, head_dim=8, tokens=12)
+MODEL = Model(parameters=1000, dim=32, ffn_dim=64, heads=4, kv=KV, frames_per_block=3)
+
+
+@pytest.mark.parametrize("store", ["native", "int8"])
+@pytest.mark.parametrize("layout", layouts(4), ids=str)
+def test_the_cache_of_a_rank_is_what_its_pool_takes(layout: Layout, store: str) -> None:
+    policy = parse(f"window=9 sink=1 store={store}")
+    said = per_rank(MODEL, layout, policy, torch.float32)
+    for rank, memory in enumerate(said):
+        form = PageFormat(Split(layout, rank, KV).local_kv, torch.float32, policy.store)
+        planes = PagePool(form, 9).storage.planes.values()
+        assert memory.cache == sum(plane.numel() * plane.element_size() for plane in planes)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_cache_and_activations_fall_with_ranks_and_weights_do_not(name: str) -> None:
+    model, policy = model_of(find(name)), parse("window=21")
+    whole = per_rank(model, Layout(), policy, torch.bfloat16)[0]
+    for ranks in (2, 4):
+        for layout in layouts(ranks):
+            if layout.ulysses > model.heads:
+                continue
+            for memory in per_rank(model, layout, policy, torch.bfloat16):
+                copies = max(model.kv.heads, layout.ulysses) / model.kv.heads
+                assert memory.cache == pytest.approx(whole.cache / ranks * copies, rel=0.15)
+                if layout.ring == 1:  # what goes round a ring may be more than a block
+                    assert memory.activations < whole.activations
+                assert memory.weights == whole.weights
+                assert memory.total == memory.weights + memory.cache + memory.activations
+
+
+def test_a_cache_that_grows_needs_a_length() -> None:
+    short, long = (per_rank(MODEL, Layout(2, 1), parse("full"), torch.float32, n)[1].cache for n in (30, 60))
+    assert long == 2 * short
+
+
+def test_more_ranks_than_heads_are_refused() -> None:
+    with pytest.raises(SplitError, match="at most 4 ranks for 4 heads, got 8"):
+        per_rank(MODEL, Layout(8, 1), parse("window=9"), torch.float32)
