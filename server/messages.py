@@ -24,6 +24,7 @@ Keys = Annotated[tuple[Name, ...], Field(max_length=MAX_NAMES)]
 Values = Annotated[dict[Name, Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]], Field(max_length=MAX_NAMES)]
 Blocks = Annotated[int, Field(ge=1, le=64)]
 MediaMs = Annotated[int, Field(ge=0, le=2**53)]
+Pts = Annotated[int, Field(ge=0, le=2**53)]
 
 # ------------------------------------------------------------------------------------------------------ down
 
@@ -39,6 +40,7 @@ class PromptDown(Down):
     mode: PromptMode = "auto"
     over_blocks: Blocks = 4
     seen_ms: MediaMs | None = None
+    seen_pts: Pts | None = None
 
 
 class ActionDown(Down):
@@ -47,6 +49,7 @@ class ActionDown(Down):
     keys: Keys = ()
     values: Values = {}
     seen_ms: MediaMs | None = None
+    seen_pts: Pts | None = None
 
 
 class PauseDown(Down):

@@ -8,6 +8,7 @@ side: media time is a picture's place in the story, `pts` is when it was due to 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass
 
 import msgspec
@@ -20,6 +21,8 @@ from server.metrics import Metrics
 from server.steering import RENEWAL, Steering
 
 REOPENS, REOPENS_WITHIN_S = 3, 600.0
+SHIFTS_KEPT = 64
+SHIFT_MS = 2.0  # more than rounding makes
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Worldline:
         self._origin = Origin()
         self._next_pts = 0
         self._last_packet_s = 0.0
+        self._shown: deque[tuple[int, int]] = deque(maxlen=SHIFTS_KEPT)
         self.spec = spec
         self.steering = Steering(spec)
         self.block = 0
@@ -48,8 +52,18 @@ class Worldline:
         self._lost_s: list[float] = []
 
     def world_ms(self, media_ms: int | None) -> int | None:
-        """Session time → the present world's time."""
-        return None if media_ms is None else max(0, media_ms - self._origin.media_ms)
+        """Session time → the present world's time; None of a time that nobody can have seen yet."""
+        if media_ms is None or media_ms > self.media_ms:
+            return None
+        return max(0, media_ms - self._origin.media_ms)
+
+    def media_ms_at(self, pts: int) -> int | None:
+        """Media time of the picture that was on the screen at `pts`; None before the first or too long ago."""
+        earlier = [(shown_pts, media_ms) for shown_pts, media_ms in self._shown if shown_pts <= pts]
+        if not earlier:
+            return None
+        shown_pts, media_ms = earlier[-1]
+        return min(self.media_ms, media_ms + 1000 * (pts - shown_pts) // CLOCK_HZ)
 
     def at(self, world_ms: int) -> None:
         """The present world has reached this time."""
@@ -61,6 +75,7 @@ class Worldline:
         self._last_packet_s = now_s
         self._next_pts = max(self._next_pts, event.pts + event.duration)
         self.media_ms = max(self.media_ms, event.media_ms)
+        self._note_shift(event)
         self._encodings.publish(event)
         for shown in self.steering.shown(event):
             latency_s = now_s - shown.received_s
@@ -134,6 +149,14 @@ class Worldline:
         """The world to open in place of the lost one; its first picture follows the last one that left."""
         self._origin = Origin(self.block + 1, self.media_ms, None)
         return self.steering.spec_from(self.spec, self.media_ms / 1000)
+
+    def _note_shift(self, event: Packet) -> None:
+        """Remember where the two times begin to run at another distance: after a stall or a pause."""
+        if self._shown:
+            pts, media_ms = self._shown[-1]
+            if abs((event.pts - pts) * 1000 / CLOCK_HZ - (event.media_ms - media_ms)) < SHIFT_MS:
+                return
+        self._shown.append((event.pts, event.media_ms))
 
     def _ours(self, event: Packet, now_s: float) -> Packet:
         """A packet in the session's own numbers. Its time runs with the wall clock, also over the loss of a world."""

@@ -271,8 +271,9 @@ class Page {
     const isStuck =
       session?.state === "running" && this.picture.state === "playing" && pictureS > STUCK_S && engineS < LATE_S;
     if (isStuck) this.picture.retry(new Fault("picture-lost", `no frame for ${STUCK_S} s`));
-    const mediaMs = this.photon.mediaMs() ?? session?.media_ms;
-    this.parts.clock.textContent = mediaMs == null ? "" : clockTime(mediaMs);
+    const pts = this.photon.pts();
+    const shownMs = pts === null ? session?.media_ms : pts / 90;
+    this.parts.clock.textContent = shownMs == null ? "" : clockTime(shownMs);
     this.render();
   }
 }

@@ -44,10 +44,10 @@ export class Photon {
     if (this.awaited.size) this.#match();
   }
 
-  /** Media time of the frame on the screen, or null before the clocks are tied. */
-  mediaMs() {
+  /** `pts` (90 kHz, stalls and pauses counted) of the frame on the screen, or null before the clocks are tied. */
+  pts() {
     if (this.origin === null || !this.frames.length) return null;
-    return ((this.frames.at(-1).rtp - this.origin) >>> 0) / 90;
+    return (this.frames.at(-1).rtp - this.origin) >>> 0;
   }
 
   #match() {

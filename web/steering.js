@@ -48,7 +48,7 @@ export class Steering {
   }
 
   #seen() {
-    const mediaMs = this.photon.mediaMs();
-    return mediaMs === null ? {} : { seen_ms: Math.round(mediaMs) };
+    const pts = this.photon.pts();
+    return pts === null ? {} : { seen_pts: pts };
   }
 }

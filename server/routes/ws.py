@@ -130,10 +130,10 @@ class Conversation:
         match message:
             case messages.PromptDown():
                 change = PromptChange(0.0, message.text, message.mode, message.over_blocks)
-                return session.steer_prompt(message.id, change, message.seen_ms)
+                return session.steer_prompt(message.id, change, _seen_ms(message, session))
             case messages.ActionDown():
                 state = ActionState(message.keys, message.values)
-                return session.steer_action(message.id, self._connection, state, message.seen_ms)
+                return session.steer_action(message.id, self._connection, state, _seen_ms(message, session))
             case messages.PauseDown():
                 session.pause()
             case messages.ResumeDown():
@@ -165,6 +165,11 @@ class Conversation:
     async def _send_text(self, text: str) -> None:
         async with self._lock:
             await self._websocket.send_text(text)
+
+
+def _seen_ms(message: messages.PromptDown | messages.ActionDown, session: Session) -> int | None:
+    """Media time of what the sender was looking at; a player of the stream knows only when it was shown."""
+    return message.seen_ms if message.seen_pts is None else session.line.media_ms_at(message.seen_pts)
 
 
 def _after(text: str | None) -> int | None:
