@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -150,7 +149,7 @@ def train_blocks(options: TrainingOptions) -> None:
 
 
 def train_few_step(options: TrainingOptions) -> None:
-    _train_transformer(options, "few-step", "blocks", few_step_losses, partial(trunk_optimiser, scale=0.4))
+    _train_transformer(options, "few-step", "blocks", few_step_losses, trunk_optimiser)
 
 
 Losses = Callable[[TinyNetwork, TransformerData, Chance], dict[str, Tensor]]
@@ -175,7 +174,7 @@ def _train_transformer(
         write_sheet(options.out / f"{name}-sheet.png", sheet_clips(_network(module), checks, codec))
         return measure_blocks(_network(module), checks)
 
-    stage = _stage(options, name, network, optimiser(network), of, hold=0.5 if name == "blocks" else 0.3)
+    stage = _stage(options, name, network, optimiser(network), of, hold=0.5)
     stage.resume()
     stage.run(of, check)
 
