@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -70,9 +70,12 @@ def measure(args: argparse.Namespace) -> Result:
     spent_s = floor_s = 0.0
     for index in range(args.blocks):
         floor = Floor(record(lambda: generator.next_block(twin)))
-        before = floor.seconds()
-        block_s, moved = _timed(generator, world)
-        alone_s = (before + floor.seconds()) / 2  # around the block, so that a machine's moods weigh on both
+        cache = world.caches[0]
+        moved = -cache.copied_bytes - cache.gathered_bytes
+        before_s = _timed(model, floor.seconds)
+        block_s = _timed(model, lambda: generator.next_block(world))
+        alone_s = (before_s + _timed(model, floor.seconds)) / 2  # around the block: a machine's moods weigh on both
+        moved += cache.copied_bytes + cache.gathered_bytes
         spent_s, floor_s = spent_s + block_s, floor_s + alone_s
         rows.append((index, round(1e3 * block_s, 1), round(1e3 * alone_s, 1), round(block_s / alone_s, 3), moved))
     return Result(
@@ -90,12 +93,17 @@ def _notes(model: BlockModel, world: World, spent_s: float, floor_s: float, bloc
     g, cache = model.geometry, world.caches[0]
     own = g.frames_per_block * cache.pool.format.page_bytes
     return (
-        f"all blocks: {spent_s:.2f} s, {spent_s / floor_s:.3f} × their products alone (linear layers and attention)",
+        f"all blocks: {spent_s:.2f} s{_of_cpu(model)}, {spent_s / floor_s:.3f} × their products alone (linear layers "
+        "and attention)",
         f"{blocks * g.frames_per_block * g.pictures_per_frame / spent_s:.2f} pictures of video per second at "
         f"{g.width}x{g.height}, undecoded",
         f"a block's own keys and values are {own} bytes",
         *(magi.spared(world) if isinstance(model, MagiModel) else (WRITTEN,)),
     )
+
+
+def _of_cpu(model: BlockModel) -> str:
+    return " of CPU time" if model.device.type == "cpu" else ""
 
 
 def _name(args: argparse.Namespace, model: WanModel | MagiModel) -> str:
@@ -150,12 +158,11 @@ def _rehearse(args: argparse.Namespace, preset: Preset, model: BlockModel) -> No
     world.close()
 
 
-def _timed(generator: Generator, world: World) -> tuple[float, int]:
-    """Seconds of the next block, and bytes that its cache wrote and gathered."""
-    cache = world.caches[0]
-    moved = cache.copied_bytes + cache.gathered_bytes
-    began = time.perf_counter()
-    generator.next_block(world)
-    if world.model.device.type == "cuda":
+def _timed(model: BlockModel, run: Callable[[], object]) -> float:
+    """Seconds that `run` takes; on a CPU those of its own threads, so that other programs do not count."""
+    clock = time.process_time if model.device.type == "cpu" else time.perf_counter
+    began = clock()
+    run()
+    if model.device.type == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - began, cache.copied_bytes + cache.gathered_bytes - moved
+    return clock() - began
