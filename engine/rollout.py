@@ -27,6 +27,7 @@ from engine.generator import Block, Generator
 from engine.layers.attention import choose
 from engine.models import BlockModel, presets
 from engine.models.presets import LoadOptions, Preset
+from engine.parallel.cache import Spread
 from engine.profiler import boundary, gauge, span
 from engine.protocol import ActionState, PromptChange, WorldSpec
 from engine.signals import SignalError, check_action
@@ -73,8 +74,11 @@ class Part:
 class Rollout:
     """One world from its first block to its last. Iterate once; closing it gives everything back."""
 
-    def __init__(self, request: Request, model: BlockModel, preset: Preset) -> None:
-        """Raises SignalError, PolicyError, RecipeError, CacheFull or StartError: no block has been made by then."""
+    def __init__(self, request: Request, model: BlockModel, preset: Preset, spread: Spread | None = None) -> None:
+        """`spread`: over ranks, each of which makes the same roll-out.
+
+        Raises SignalError, PolicyError, RecipeError, CacheFull or StartError: no block has been made by then.
+        """
         request.check()
         self.request, self.model, self.preset = request, model, preset
         g = model.geometry
@@ -83,7 +87,7 @@ class Rollout:
         sampler = recipe.sampler(preset, request.steps)
         attention = choose(request.load.attention, model.device, model.dtype)
         frames = g.frames_per_block * (2 + math.ceil(request.seconds / g.block_s))
-        caches = recipe.caches(model, preset, rule, sampler, frames, attention.attend)
+        caches = recipe.caches(model, preset, rule, sampler, frames, attention.attend, spread)
         start = str(request.start) if request.start else None
         spec = WorldSpec(
             request.model, request.prompts, request.seed, kv=str(rule), steps=request.steps, start_picture=start
@@ -121,6 +125,12 @@ class Rollout:
                 left -= len(part.pictures)
                 yield part
             waiting = begun
+
+    def run_unseen(self) -> None:
+        """Make every block and decode none: what a rank does beside the one that shows the world."""
+        while self._pictures_begun() < self.total_pictures:
+            self._act()
+            self.generator.next_block(self.world)
 
     def decode(self, block: Block) -> Pictures:
         """Decode a block that was made outside of the iteration, in this thread."""

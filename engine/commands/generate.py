@@ -26,6 +26,10 @@ from engine.kvcache.pool import CacheFull
 from engine.layers.attention import AttentionUnavailable
 from engine.models.presets import LoadOptions, MissingFiles, UnknownModel
 from engine.movie import Movie, OutputError, Picture, contact_sheet, write_png
+from engine.parallel.launch import RankLost
+from engine.parallel.split import SplitError
+from engine.parallel.together import opened
+from engine.parallel.wish import Wish
 from engine.plan import size
 from engine.profiler import Profiler
 from engine.protocol import ActionState, PromptChange, PromptMode
@@ -52,6 +56,8 @@ Refusals = (
     MissingFiles,
     WeightsError,
     AttentionUnavailable,
+    SplitError,
+    RankLost,
 )
 """What a user can cause: said in one line, exit status 2."""
 
@@ -79,6 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, help="denoising steps per block (default: the model's)")
     parser.add_argument("--kv", default="", help="KV policy, as in 'window=12 sink=3 store=int8'")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 …")
+    parser.add_argument("--ranks", type=int, default=1, help="processes that share the computation, a GPU each on cuda")
+    parser.add_argument("--ulysses", type=int, help="how many of them share heads (default: chosen by measurement)")
+    parser.add_argument("--ring", type=int, help="how many of them share keys")
     parser.add_argument("--threads", type=int, help="threads torch computes with (default: torch's)")
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("world.mp4"), help="an .mp4 or .gif (default: world.mp4)"
@@ -157,7 +166,7 @@ class _Sums:
 
 
 def _generate(args: argparse.Namespace, console: Console) -> int:
-    request = request_of(args)
+    request, wish = request_of(args), Wish(args.ranks, args.ulysses, args.ring)
     request.check()
     if args.frames_dir is not None:
         _make_folder(args.frames_dir)
@@ -167,7 +176,7 @@ def _generate(args: argparse.Namespace, console: Console) -> int:
             _open_for_writing(args.profile)
             profiler.enable(recorder)
             stack.callback(profiler.disable)
-        rollout = stack.enter_context(Rollout.open(request))
+        rollout = stack.enter_context(opened(request, wish))
         g = rollout.model.geometry
         movie = stack.enter_context(Movie(args.output, g.width, g.height, g.fps))
         sums, status = _Sums(), 0

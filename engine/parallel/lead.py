@@ -14,26 +14,19 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import cast
 
 import torch
 
 from engine.config import EngineConfig
 from engine.loader import Loaded, load, plan
-from engine.models.presets import Preset
 from engine.parallel.cache import Spread
-from engine.parallel.choose import Call, Machine, Mode, choose_layout, logger
 from engine.parallel.crew import Crew, Follower, LedGenerator, LedWorld, between_passes
 from engine.parallel.launch import Group
 from engine.parallel.mesh import Mesh
-from engine.parallel.probe import measure
 from engine.parallel.rank import Member
-from engine.parallel.split import Layout
+from engine.parallel.wish import Wish
 from engine.protocol import WorldSpec
-from engine.recipe import kv_policy
 from engine.world import World
-
-GROWTH_BLOCKS = (1, 2, 4, 8, 16, 32)  # at which a cache that grows is looked at
 
 
 def start(config: EngineConfig, arguments: Sequence[str]) -> Group | None:
@@ -90,40 +83,9 @@ def _led(loaded: Loaded, spread: Spread, crew: Crew) -> Loaded:
 
 
 def _spreads(mesh: Mesh, config: EngineConfig, models: Mapping[str, Loaded]) -> dict[str, Spread]:
-    """How each model's worlds are spread: the same on every rank, since what was measured is."""
-    found = {}
-    for name, loaded in models.items():
-        kv = loaded.model.geometry.kv
-        machine = measure(mesh, kv.heads, kv.head_dim, loaded.model.dtype)
-        mode = None if config.exchange == "auto" else cast(Mode, config.exchange)
-        layout = _layout(config, machine, loaded)
-        found[name] = Spread.over(mesh.grid(layout), kv, machine, mode)
-    return found
-
-
-def _layout(config: EngineConfig, machine: Machine, loaded: Loaded) -> Layout:
-    if config.ulysses is not None:
-        return Layout(config.ulysses, config.ranks // config.ulysses)
-    if config.ring is not None:
-        return Layout(config.ranks // config.ring, config.ring)
-    choice = choose_layout(machine, config.ranks, _calls(loaded))
-    logger.info("%s: %s (%s)", loaded.preset.name, choice.strategy.layout, choice.reason)
-    return choice.strategy.layout
-
-
-def _calls(loaded: Loaded) -> list[Call]:
-    """The calls of attention that a world of the preset's own policy makes: in its steady state, or as it grows."""
-    preset, kv = loaded.preset, loaded.model.geometry.kv
-    frames = preset.frames_per_block
-    most = kv_policy(preset).most_read(frames)
-    sizes = [n * frames for n in GROWTH_BLOCKS] if most is None else [most]
-    item = loaded.model.dtype.itemsize
-    return [Call(kv, _heads(preset), frames, read, item) for read in sizes]
-
-
-def _heads(preset: Preset) -> int:
-    """Query heads."""
-    return max(preset.sizes.kv_heads, preset.sizes.dim // preset.sizes.head_dim)
+    """How each model's worlds are spread: the same on every rank."""
+    wish = Wish(config.ranks, config.ulysses, config.ring, config.exchange)
+    return {name: wish.spread(mesh, loaded.preset, loaded.model) for name, loaded in models.items()}
 
 
 def _kind(config: EngineConfig) -> str:

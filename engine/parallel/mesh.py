@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store, Work
 
+from engine import profiler
 from engine.parallel.split import Layout, SplitError
 
 PATIENCE_S = 30.0
@@ -147,6 +148,7 @@ class Mesh:
 
     def count(self, kind: str, sent: int) -> None:
         self.exchanges += 1
+        profiler.count(f"sent_bytes: {kind}", sent)
         self.sent_bytes[kind] = self.sent_bytes.get(kind, 0) + sent
 
 
@@ -235,6 +237,7 @@ def as_bytes(x: Tensor) -> Tensor:
 def _named(what: str) -> Iterator[None]:
     """Failures of the transport as ExchangeFailed."""
     try:
-        yield
+        with profiler.span(f"exchange: {what}"):
+            yield
     except RuntimeError as error:  # what torch.distributed raises for lost and late peers
         raise ExchangeFailed(f"{what}: {error}") from error

@@ -1,7 +1,7 @@
 """What the cost model counts with, measured at start in under a second: the links between ranks, and attention.
 
-Every rank measures at the same time, as it will be in use, and the mean over ranks is what all go by: the numbers are
-the same everywhere, so that choices are too. Knows no world.
+Every rank measures at the same time, as it will be in use, and all go by the slowest one's times: the numbers are the
+same everywhere, so that choices are too. Knows no world.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.layers.attention import merge, with_lse
 from engine.parallel.choose import UNMEASURED, Machine
-from engine.parallel.mesh import Axis, Mesh, Pending
+from engine.parallel.mesh import Axis, Mesh, Pending, as_bytes
 
 BUDGET_S = 0.1  # for each of the measurements
 REPEATS = 5
@@ -74,17 +74,22 @@ def _keys(width: int, device: torch.device) -> int:
 
 
 def _agreed(axis: Axis, act: Callable[[], object], repeats: int = REPEATS) -> float:
-    """Seconds of the best of some tries after a first one, mean over ranks: what disturbs a try is not the machine."""
+    """Seconds until the slowest rank is done, in the best of some tries after a first one; known to all ranks.
+
+    The slowest, because ranks wait for one another, and may share cores; the best, because what disturbs a try is not
+    the machine.
+    """
     act()
-    taken = []
-    for _ in range(repeats):
+    taken = torch.zeros(repeats, dtype=torch.float64)
+    for i in range(repeats):
         _settle(axis)
         began = time.perf_counter()
         act()
         _settle(axis, wait=False)
-        taken.append(time.perf_counter() - began)
-    mean = axis.sum(torch.tensor([min(taken)], dtype=torch.float64, device=axis.mesh.device), "probe")
-    return float(mean) / axis.size
+        taken[i] = time.perf_counter() - began
+    mine = as_bytes(taken.to(axis.mesh.device))
+    everyone = axis.gather(mine, [len(mine)] * axis.size, "probe")
+    return float(torch.stack([x.view(torch.float64) for x in everyone]).amax(0).min())
 
 
 def _settle(axis: Axis, *, wait: bool = True) -> None:

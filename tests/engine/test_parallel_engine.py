@@ -7,9 +7,12 @@ import re
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine.config import ConfigError, EngineConfig
+from engine.parallel.together import opened
+from engine.parallel.wish import Wish
 from engine.protocol import (
     ActionState,
     BlockDone,
@@ -24,7 +27,9 @@ from engine.protocol import (
     Steer,
     WorldChanged,
 )
+from engine.rollout import Request
 from tests.engine_process import EngineProcess
+from tests.parallel_models import shipped
 
 
 def test_two_ranks_stream_worlds_as_one_and_end_with_the_one_that_is_lost(tmp_path: Path) -> None:
@@ -59,6 +64,21 @@ def test_two_ranks_end_when_they_are_told(tmp_path: Path) -> None:
         engine.send(Shutdown())
         assert engine.ended() == 0
         assert not Path(f"/proc/{rank}").exists()
+
+
+@pytest.mark.skipif(not shipped(), reason="the shipped model's weights are not in the tree")
+def test_a_roll_out_on_two_ranks_is_that_of_one() -> None:
+    prompts = (PromptChange(0.0, "a sunny beach"), PromptChange(0.6, "a storm at night", "cut"))
+    request = Request("tiny-world", prompts, seconds=1.0)
+    made, pages = [], []
+    for ranks in (1, 2):
+        with opened(request, Wish(ranks)) as rollout:
+            parts = list(rollout)
+        made.append(np.concatenate([part.pictures for part in parts]).astype(int))
+        pages.append(parts[-1].kv_bytes["device"])
+    assert pages[0] == 2 * pages[1]
+    assert made[0].shape == made[1].shape
+    assert abs(made[0] - made[1]).max() <= 1  # of 255: what 1e-5 may do to a rounding
 
 
 def other_rank(engine: EngineProcess) -> int:

@@ -1,0 +1,60 @@
+"""A roll-out on several ranks: each makes the same world from the same request, and one shows it.
+
+A roll-out reads no clock and hears nobody, so its ranks need no orders: they go from block to block in step.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from engine.models import BlockModel, presets
+from engine.parallel.launch import Group
+from engine.parallel.mesh import Mesh
+from engine.parallel.rank import Member
+from engine.parallel.wish import Wish
+from engine.rollout import Request, Rollout
+
+
+@contextmanager
+def opened(request: Request, wish: Wish) -> Iterator[Rollout]:
+    """The roll-out of a request. Raises what `Rollout.open` does, SplitError, or RankLost while it is iterated."""
+    if wish.ranks == 1:
+        with Rollout.open(request) as rollout:
+            yield rollout
+        return
+    request.check()
+    device = "cuda" if request.load.device.startswith("cuda") else "cpu"
+    told = base64.b64encode(pickle.dumps((request, wish, torch.get_num_threads()))).decode()
+    with Group.start(wish.ranks, "engine.parallel.together:follow", told, device=device) as group:
+        model = presets.load(request.model, _on(request, 0).load)
+        mesh = group.join()
+        with group.guarded(), _open(_on(request, 0), model, mesh, wish) as rollout:
+            yield rollout
+
+
+def follow(member: Member) -> None:
+    """What the other ranks do."""
+    request, wish, threads = pickle.loads(base64.b64decode(member.argument))
+    torch.set_num_threads(threads)
+    request = _on(request, member.rank)
+    model = presets.load(request.model, request.load)
+    with _open(request, model, member.join(), wish) as rollout:
+        rollout.run_unseen()
+
+
+def _open(request: Request, model: BlockModel, mesh: Mesh, wish: Wish) -> Rollout:
+    preset = presets.find(request.model)
+    return Rollout(request, model, preset, wish.spread(mesh, preset, model))
+
+
+def _on(request: Request, rank: int) -> Request:
+    """The request with the device of a rank."""
+    if not request.load.device.startswith("cuda"):
+        return request
+    return replace(request, load=replace(request.load, device=f"cuda:{rank}"))
