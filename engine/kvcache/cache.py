@@ -61,6 +61,7 @@ class KVCache:
         self.origin = 0  # first frame of the sink
         self.copied_bytes = 0  # written into pages
         self.gathered_bytes = 0  # moved because the visible pages did not lie in one run, or not as they are read
+        self.offloaded_bytes = 0  # moved to host memory
         self._pages: dict[int, int] = {}  # frame -> page
         self._slots: dict[int, int] = {}  # frame -> slot
         self._blocks: list[range] = []  # committed blocks of which frames are held
@@ -168,6 +169,7 @@ class KVCache:
         """Move pages to host memory; reading them brings them back a layer at a time."""
         for frame in [f for f in frames if f in self._pages]:
             self.host.put(frame, self._page_data(frame))
+            self.offloaded_bytes += self.pool.format.page_bytes
             self._release(self._pages.pop(frame))
 
     def fork(self) -> KVCache:
@@ -176,7 +178,8 @@ class KVCache:
         self.pool.share(list(self._pages.values()))
         twin._pages, twin._blocks, twin._summaries = dict(self._pages), list(self._blocks), dict(self._summaries)
         twin.host, twin._slots = self.host.copy(), dict(self._slots)
-        twin._home, twin._spare, twin.copied_bytes, twin.gathered_bytes = range(0), [], 0, 0
+        twin._home, twin._spare = range(0), []
+        twin.copied_bytes = twin.gathered_bytes = twin.offloaded_bytes = 0
         return twin
 
     def close(self) -> None:
