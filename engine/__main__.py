@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import torch
 
 from engine import profiler
+from engine.accelerator import annotation, device_event
 from engine.config import ConfigError, EngineConfig
 from engine.decoding import set_niceness
 from engine.encoder import choose_encoder
@@ -92,7 +93,7 @@ def _compute(
             ranks.close()
         return 4
     if config.profile:
-        profiler.enable(_profiler(models))
+        profiler.enable(_profiler(config, models))
     try:
         with led(ranks, config, models) as models:
             engine.run(models, _hello(models, encoders), ranks.check if ranks else None)
@@ -119,10 +120,13 @@ def _hello(models: dict[str, Loaded], encoders: dict[Codec, str]) -> Hello:
     return Hello(version, ", ".join(sorted(devices)), tuple(loaded.card for loaded in models.values()), names)
 
 
-def _profiler(models: dict[str, Loaded]) -> profiler.Profiler:
-    if not any(loaded.model.device.type == "cuda" for loaded in models.values()):
-        return profiler.Profiler()
-    return profiler.Profiler(device_event=lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+def _profiler(config: EngineConfig, models: dict[str, Loaded]) -> profiler.Profiler:
+    device = next(iter(models.values())).model.device
+    made = profiler.Profiler(
+        device_event=device_event(device), annotate=annotation(device, torch_profile=False, nvtx=config.nvtx)
+    )
+    made.facts |= {f"attention of {name}": loaded.attention for name, loaded in models.items()}
+    return made
 
 
 def _step_aside(wanted: int) -> int:

@@ -46,6 +46,7 @@ class EngineConfig:
     keep_text_encoder: bool = True  # False: it is read for each prompt and freed again
     compile: bool = False  # the layers of the models that can be compiled
     profile: bool = True
+    nvtx: bool = False  # spans are NVTX ranges too, for Nsight Systems; on CUDA only
     warm_up: bool = True  # make two blocks of each model before greeting: first pictures come sooner, costs are known
     log_level: str = "info"
 
@@ -128,6 +129,7 @@ _CONVERTERS: dict[str, Callable[[str], Any]] = {
     "keep_text_encoder": parse_bool,
     "compile": parse_bool,
     "profile": parse_bool,
+    "nvtx": parse_bool,
     "warm_up": parse_bool,
     "log_level": str,
 }
@@ -158,6 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--keep-text-encoder", help="whether the text encoder stays in memory between prompts")
     parser.add_argument("--compile", help="whether layers are compiled")
     parser.add_argument("--profile", help="whether to time the phases of each block")
+    parser.add_argument("--nvtx", help="whether phases are NVTX ranges too (CUDA)")
     parser.add_argument("--warm-up", help="whether to make two blocks of each model before greeting")
     parser.add_argument("--log-level", help=", ".join(LOG_LEVELS))
     return parser

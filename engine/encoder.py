@@ -18,6 +18,7 @@ from av.video.frame import PictureType
 from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 from numpy.typing import NDArray
 
+from engine.profiler import span
 from engine.protocol import CLOCK_HZ, Codec
 
 log = logging.getLogger(__name__)
@@ -101,6 +102,10 @@ class VideoEncoder:
         return True
 
     def _frame(self, picture: Picture) -> av.VideoFrame:
+        with span("colour"):
+            return self._planes(picture)
+
+    def _planes(self, picture: Picture) -> av.VideoFrame:
         source = av.VideoFrame.from_ndarray(picture, format="rgb24")
         return self._reformatter.reformat(
             source,

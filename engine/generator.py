@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.models import BlockModel, Conditioning
-from engine.profiler import span
+from engine.profiler import count, gauge, span
 from engine.samplers import Beginner, before_each, clean_pass
 from engine.world import Kept, World, empty_frame
 
@@ -93,7 +93,11 @@ class Generator:
                     self._recache(world)
         with span("condition"):
             conditioning = [self.model.condition(signals) for signals, _ in values]
+        before = _moved_bytes(worlds)
         made = worlds[0].sampler.advance(self.model, worlds, conditioning)
+        for name, moved in _moved_bytes(worlds).items():
+            gauge(name, moved - before[name])
+            count(name, moved - before[name])
         blocks = []
         for world, (signals, value), c, m in zip(worlds, values, conditioning, made, strict=True):
             world.moved_on(signals, m.context, c.motion)
@@ -177,6 +181,16 @@ class Generator:
             return conditioning
         first = empty_frame(self.model) if last is None else last
         return conditioning.with_previous(before_each(first[None], latents[None]))
+
+
+def _moved_bytes(worlds: Sequence[World]) -> dict[str, int]:
+    """What the caches of these worlds have copied so far."""
+    caches = [cache for world in worlds for cache in world.caches]
+    return {
+        "kv_copied_bytes": sum(cache.copied_bytes for cache in caches),
+        "kv_gathered_bytes": sum(cache.gathered_bytes for cache in caches),
+        "kv_offloaded_bytes": sum(cache.offloaded_bytes for cache in caches),
+    }
 
 
 def _newest(kept: Sequence[Kept], first: int) -> Tensor:

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from engine.profiler import span
 from engine.protocol import (
     BlockDone,
     Command,
@@ -262,7 +263,8 @@ class Link:
             if not data:
                 return
             try:
-                self._sock.sendall(data)
+                with span("socket write"):
+                    self._sock.sendall(data)
             except OSError as error:
                 self._end(LinkClosed(f"the link broke: {error}"))
                 return

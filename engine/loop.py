@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 
 from engine import profiler
+from engine.accelerator import Gauges
 from engine.config import EngineConfig
 from engine.decoding import Decoded, Decoding, Job
 from engine.drift import DriftMeters
@@ -74,7 +75,7 @@ class Engine:
         self._worlds: dict[str, Running] = {}
         self._deferred: deque[Command] = deque()  # came while a block was made, and must wait for its end
         self._making: str | None = None
-        self._usage = Usage()
+        self._usage, self._accelerator = Usage(), Gauges()
         self._reported_s = time.monotonic()
         self._ending = False
 
@@ -84,6 +85,7 @@ class Engine:
         `check` is called at each turn: it raises when what the engine depends on besides is gone.
         """
         self._models = models
+        self._accelerator = Gauges(next(iter(models.values())).model.device)
         self._decoding.start()
         self._drift.start()
         try:
@@ -313,6 +315,8 @@ class Engine:
         profiler.gauge("rss_bytes", self._usage.rss_bytes)
         profiler.gauge("cpu_share", self._usage.cpu_share)
         profiler.gauge("packets_dropped", self._link.dropped)
+        for name, value in self._accelerator.read().items():
+            profiler.gauge(name, value)
         for running in self._worlds.values():
             figures = self._playout.figures(running.id)
             if figures is not None:

@@ -166,7 +166,9 @@ class Playout:
         ticks, media_ms = round(CLOCK_HZ / screen.fps), round(1000 * due.media_s)
         for p in packets:
             packet = Packet(screen.world, encoding.codec, p.data, p.pts, ticks, p.keyframe, due.block, media_ms)
-            if not self._send(packet):
+            with span("send", world=screen.world, block=due.block):
+                kept = self._send(packet)
+            if not kept:
                 encoding.keyframe = True  # what follows cannot be decoded without the picture that was dropped
 
     def _fall_back(self, screen: Screen, encoding: Encoding, reason: str) -> None:

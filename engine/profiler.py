@@ -99,11 +99,19 @@ class Sample(NamedTuple):
 class Profiler:
     """What one engine has recorded. Any thread may record and read."""
 
-    def __init__(self, spans: int = RING_SPANS, device_event: Callable[[], DeviceEvent] | None = None) -> None:
+    def __init__(
+        self,
+        spans: int = RING_SPANS,
+        device_event: Callable[[], DeviceEvent] | None = None,
+        annotate: Callable[[str], AbstractContextManager[object]] | None = None,
+    ) -> None:
+        """`annotate` opens what another profiler is to see of a span by this name."""
         self.spans: deque[Span] = deque(maxlen=spans)
         self.samples: deque[Sample] = deque(maxlen=RING_SAMPLES)
         self.counters: dict[str, float] = {}
         self.gauges: dict[tuple[str, str | None], float] = {}  # (name, world) -> last value
+        self.facts: dict[str, str] = {}
+        self.annotate = annotate
         self.started_ns = time.perf_counter_ns()
         self._device_event = device_event
         self._lock = threading.Lock()
@@ -164,12 +172,15 @@ class Profiler:
 class _OpenSpan(AbstractContextManager[None]):
     """A span that has not ended; an exception ends it and goes on its way."""
 
-    __slots__ = ("_began", "_name", "_opened", "_place", "_profiler")
+    __slots__ = ("_annotation", "_began", "_name", "_opened", "_place", "_profiler")
 
     def __init__(self, profiler: Profiler, name: str, place: Place) -> None:
         self._profiler, self._name, self._place = profiler, name, place
+        self._annotation = None if profiler.annotate is None else profiler.annotate(name)
 
     def __enter__(self) -> None:
+        if self._annotation is not None:
+            self._annotation.__enter__()
         self._opened = self._profiler.enter(self._place)
         self._began = time.perf_counter_ns()
 
@@ -181,6 +192,8 @@ class _OpenSpan(AbstractContextManager[None]):
         thread = threading.current_thread().name
         span = Span(self._name, self._began, ended, place, thread, depth, kind is not None, events)
         self._profiler.spans.append(span)
+        if self._annotation is not None:
+            self._annotation.__exit__(kind, *error)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------------------------------- what others call
@@ -239,6 +252,12 @@ def gauge(name: str, value: float, *, world: str | None = None, block: int | Non
     """Note the present value of something."""
     if _active is not None:
         _active.gauge(name, value, Place(world, block))
+
+
+def fact(name: str, value: str) -> None:
+    """Say something of the run that is no number: which of several ways was chosen."""
+    if _active is not None:
+        _active.facts[name] = value
 
 
 def add_hook(name: str, hook: Hook, at: Boundary = "block") -> None:

@@ -14,7 +14,7 @@ import msgspec
 from engine.profiler import Profiler
 from engine.trace import chrome_trace, snapshot
 
-MEMORY = ("rss_bytes", "kv_device_bytes", "kv_host_bytes")
+MEMORY = ("rss_bytes", "device_reserved_bytes", "device_allocated_bytes", "kv_device_bytes", "kv_host_bytes")
 """Gauges drawn as memory over time."""
 
 
@@ -31,7 +31,7 @@ def write_report(
         "what": what,
         "facts": list(facts),
         "block_ms": block_ms,
-        "where": where,
+        "where": ". ".join([where, *(f"{name}: {value}" for name, value in profiler.facts.items())]),
         "blocks": recorded["blocks"],
         "memory": memory,
     }

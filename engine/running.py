@@ -54,7 +54,8 @@ class Running:
         path = journal_dir / f"{id}.jsonl" if journal_dir else None
         with ExitStack() as undo:
             undo.callback(world.close)
-            given = deque(begin(plan.loaded.generator, world))
+            with span("open", world=id):
+                given = deque(begin(plan.loaded.generator, world))
             journal = Journal(Opening(plan.spec, plan.loaded.digest), path)
             undo.pop_all()
         return cls(id, plan, world, journal, given=given)

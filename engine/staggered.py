@@ -190,7 +190,8 @@ class StaggeredSampler:
     def _commit(self, world: World, staged: StagedBlock) -> None:
         cache = world.caches[0]
         staged.clean = True
-        staged.commit()
+        with span("cache write"):
+            staged.commit()
         if cache.policy.offload == "host":
             cache.offload(cache.held)
 

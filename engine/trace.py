@@ -25,6 +25,7 @@ def snapshot(profiler: Profiler, world: str, blocks: int) -> Json:
         "totals": _totals([s for s in spans if s.place.block in shown]),
         "counters": dict(profiler.counters),
         "gauges": profiler.values(world),
+        "facts": dict(profiler.facts),
     }
 
 
@@ -42,7 +43,7 @@ def chrome_trace(profiler: Profiler, world: str | None = None, blocks: int | Non
     events += [_metadata("thread_name", pid, tid, name) for name, tid in threads.items()]
     events += [_complete(s, pid, threads[s.thread], profiler.started_ns) for s in spans]
     events += [_counter(s, pid, profiler.started_ns) for s in samples]
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(profiler.facts)}
 
 
 def _last_blocks(spans: list[Span], count: int) -> list[int]:
