@@ -22,13 +22,14 @@ from typing import Self
 import torch
 
 from engine import recipe
+from engine.accelerator import Gauges
 from engine.decoder import Pictures, decode
 from engine.generator import Block, Generator
 from engine.layers.attention import choose
 from engine.models import BlockModel, presets
 from engine.models.presets import LoadOptions, Preset
 from engine.parallel.cache import Spread
-from engine.profiler import boundary, gauge, span
+from engine.profiler import boundary, fact, gauge, span
 from engine.protocol import ActionState, PromptChange, WorldSpec
 from engine.signals import SignalError, check_action
 from engine.start import begin
@@ -85,7 +86,9 @@ class Rollout:
         self.total_pictures = max(1, round(request.seconds * g.fps))
         rule = recipe.kv_policy(preset, request.kv)
         sampler = recipe.sampler(preset, request.steps)
+        self._accelerator = Gauges(model.device)
         attention = choose(request.load.attention, model.device, model.dtype)
+        fact("attention", f"{attention.name} ({attention.reason})")
         frames = g.frames_per_block * (2 + math.ceil(request.seconds / g.block_s))
         caches = recipe.caches(model, preset, rule, sampler, frames, attention.attend, spread)
         start = str(request.start) if request.start else None
@@ -140,7 +143,8 @@ class Rollout:
         pictures = decode(self.world, block, WORLD)
         for tier, count in self.kv_bytes().items():
             gauge(f"kv_{tier}_bytes", count, world=WORLD, block=block.index)
-        gauge("rss_bytes", rss_bytes(), world=WORLD, block=block.index)
+        for name, value in {"rss_bytes": rss_bytes(), **self._accelerator.read()}.items():
+            gauge(name, value, world=WORLD, block=block.index)
         return pictures
 
     def kv_bytes(self) -> dict[str, int]:

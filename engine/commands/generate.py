@@ -16,10 +16,12 @@ from typing import cast
 
 import msgspec
 import numpy as np
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from engine import profiler
+from engine.accelerator import annotation, device_event, torch_profiled
 from engine.bench.result import machine
 from engine.kvcache.policy import PolicyError
 from engine.kvcache.pool import CacheFull
@@ -99,6 +101,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="also write where the time went: .html a page, .json a trace",
     )
+    parser.add_argument(
+        "--torch-profile",
+        type=Path,
+        metavar="FILE",
+        help="also write the trace of torch's own profiler, phases marked in it; seconds of video make it large",
+    )
+    parser.add_argument("--nvtx", action="store_true", help="mark phases as NVTX ranges, for nsys (CUDA)")
     parser.add_argument("--json", action="store_true", help="print one JSON object last, and nothing else on stdout")
 
 
@@ -170,12 +179,8 @@ def _generate(args: argparse.Namespace, console: Console) -> int:
     request.check()
     if args.frames_dir is not None:
         _make_folder(args.frames_dir)
-    recorder = Profiler(spans=PROFILE_SPANS) if args.profile is not None else None
     with ExitStack() as stack:
-        if recorder is not None:
-            _open_for_writing(args.profile)
-            profiler.enable(recorder)
-            stack.callback(profiler.disable)
+        recorder = _recorder(args, stack)
         rollout = stack.enter_context(opened(request, wish))
         g = rollout.model.geometry
         movie = stack.enter_context(Movie(args.output, g.width, g.height, g.fps))
@@ -187,12 +192,29 @@ def _generate(args: argparse.Namespace, console: Console) -> int:
             status = INTERRUPTED
         sums.spent_s = time.perf_counter() - began
         movie.close()
-        if recorder is not None:
+        if recorder is not None and args.profile is not None:
             _write_profile(args, rollout, sums, recorder)
         _report(args, rollout, sums, console)
     if status == INTERRUPTED:
         console.print(f"interrupted: the first {sums.pictures / g.fps:.1f} s are in {args.output}")
     return status
+
+
+def _recorder(args: argparse.Namespace, stack: ExitStack) -> Profiler | None:
+    """What records the run until `stack` closes; None when nobody wants to know."""
+    files = [path for path in (args.profile, args.torch_profile) if path is not None]
+    for path in files:
+        _open_for_writing(path)
+    if not files and not args.nvtx:
+        return None
+    device = torch.device(args.device)
+    annotate = annotation(device, torch_profile=args.torch_profile is not None, nvtx=args.nvtx)
+    recorder = Profiler(PROFILE_SPANS, device_event(device), annotate)
+    if args.torch_profile is not None:
+        stack.enter_context(torch_profiled(args.torch_profile, device))
+    profiler.enable(recorder)
+    stack.callback(profiler.disable)
+    return recorder
 
 
 def _make(args: argparse.Namespace, rollout: Rollout, movie: Movie, sums: _Sums, console: Console) -> None:

@@ -14,6 +14,7 @@ import av
 import numpy as np
 import pytest
 
+from engine import profiler
 from engine.commands import generate
 from engine.models import presets
 from engine.movie import Movie, OutputError, contact_sheet, write_png
@@ -166,3 +167,14 @@ def test_a_profile_that_cannot_be_written_is_said_before_anything_is_computed(
     assert run("--prompt", "a", "-o", str(tmp_path / "w.mp4"), "--profile", "/nowhere/p.html") == 2
     assert "cannot write /nowhere/p.html" in " ".join(capsys.readouterr().out.split())
     assert not (tmp_path / "w.mp4").exists()
+
+
+def test_torchs_own_profile_has_the_phases_beside_its_operators(tmp_path: Path) -> None:
+    trace = tmp_path / "t.json"
+    words = ["--prompt", "a", "--seconds", "1", "-o", str(tmp_path / "w.mp4")]
+    assert run(*words, "--torch-profile", str(trace), "--nvtx") == 0, "NVTX is left out where there is no CUDA"
+    events = json.loads(trace.read_text())["traceEvents"]
+    marked = {event["name"] for event in events if event.get("cat") == "user_annotation"}
+    assert {"block", "step", "clean pass", "cache write"} <= marked
+    assert any(str(event["name"]).startswith("aten::") for event in events)
+    assert profiler.active() is None
