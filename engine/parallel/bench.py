@@ -4,12 +4,16 @@ Every rank has random keys of its share in a cache of one layer and attends to a
 the time of a call is the slowest rank's, the best of several. Predictions are made from what probe.py measures on the
 same ranks. With `--link-mbit` all of it runs in a network namespace of its own whose loopback is shaped to that rate
 (Linux, as root): machines on a slow link, except that all ranks share the one link and its latency is the loopback's.
+
+Ranks on several machines are torchrun's: `torchrun … -m engine.parallel.bench '{"kv_frames": [3, 24]}'` on each, and
+the first prints its rows as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -31,7 +35,7 @@ from engine.models import KVGeometry
 from engine.parallel.cache import ParallelCache, Spread
 from engine.parallel.choose import UNMEASURED, Call, Chooser, Strategy, predict, sent_bytes, strategies
 from engine.parallel.launch import Group
-from engine.parallel.mesh import Mesh
+from engine.parallel.mesh import Meeting, Mesh
 from engine.parallel.probe import measure as measure_machine
 from engine.parallel.rank import Member
 from engine.parallel.split import SplitError
@@ -228,5 +232,18 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"expected numbers as in 1,2,4; got {text!r}") from None
 
 
-if __name__ == "__main__":  # inside a shaped namespace: rows as JSON on standard output
-    sys.stdout.write(json.dumps([asdict(row) for row in run(_shape_of(json.loads(sys.argv[1])))]))
+def main() -> None:
+    """Rows as JSON on standard output: inside a shaped namespace, or as one of torchrun's ranks."""
+    shape = _shape_of(json.loads(sys.argv[1]))
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        sys.stdout.write(json.dumps([asdict(row) for row in run(shape)]))
+        return
+    torch.set_num_threads(1)
+    with Mesh.join(Meeting.from_torchrun(shape.device)) as mesh:
+        rows = [asdict(row) for row in _rows(mesh, shape)]
+        if mesh.rank == 0:
+            sys.stdout.write(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

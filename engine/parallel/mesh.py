@@ -50,10 +50,11 @@ class Meeting:
     def from_torchrun(cls, device: str = "cpu") -> Meeting:
         """As the environment that torchrun sets says. Raises SplitError where it is not set."""
         try:
-            return cls(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), device=device)
+            rank, ranks, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+            return cls(rank, ranks, device=f"cuda:{local}" if device.startswith("cuda") else device)
         except KeyError as error:
             raise SplitError(
-                f"torchrun: expected RANK and WORLD_SIZE in the environment, {error} is missing"
+                f"torchrun: expected RANK, WORLD_SIZE and LOCAL_RANK in the environment, {error} is missing"
             ) from error
 
 

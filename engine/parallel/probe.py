@@ -19,7 +19,7 @@ from engine.parallel.mesh import Axis, Mesh, Pending, as_bytes
 
 BUDGET_S = 0.1  # for each of the measurements
 REPEATS = 5
-LARGEST_BYTES = 1 << 24
+LEAST_BYTES, LARGEST_BYTES = 1 << 17, 1 << 24
 QUERIES = 256
 MOST_KEYS = 1 << 15
 
@@ -57,11 +57,11 @@ def measure(mesh: Mesh, heads: int, head_dim: int, dtype: torch.dtype = torch.fl
 
 
 def _affordable(axis: Axis, device: torch.device) -> int:
-    """The largest power of two bytes of which a few go through in the time there is."""
-    size = 1 << 14
+    """The largest power of two bytes of which a few go through in the time there is; enough to show a slow link."""
+    size = LEAST_BYTES
     while size < LARGEST_BYTES:
         data = torch.zeros(size, dtype=torch.uint8, device=device)
-        if _agreed(axis, lambda data=data: _shift(axis, data).wait(), repeats=1) * REPEATS * 2 > BUDGET_S:  # type: ignore[misc]
+        if _agreed(axis, lambda data=data: _shift(axis, data).wait(), repeats=2) * REPEATS * 2 > BUDGET_S:  # type: ignore[misc]
             break
         size *= 2
     return size

@@ -83,7 +83,7 @@ def test_quantised_pages_split_by_token_have_scales_of_their_own(lab: Lab) -> No
     lab.run("world", 2, layout=(1, 2), kv="window=6 store=int8", mode="pass-q", tolerance=0.05)
 
 
-@pytest.mark.parametrize(("ranks", "layout", "mode"), [way for way in WAYS if way[1][0] <= 2])
+@pytest.mark.parametrize(("ranks", "layout", "mode"), [way for way in WAYS if way[1][0] <= 2 and way[0] != 3])
 def test_wan_is_that_of_one_rank(lab: Lab, ranks: int, layout: Any, mode: str | None) -> None:
     case: dict[str, Any] = {"model": "wan", "sampler": "wan", "kv": "window=6 sink=1", "steer": "recache"}
     lab.run("world", ranks, layout=layout, mode=mode, recache="joint-keep-sink", blocks=5, **case)
@@ -159,9 +159,7 @@ def test_all_ranks_do_to_a_world_what_rank_0_does(lab: Lab, ranks: int, layout: 
 # ------------------------------------------------------------------------------------------ what is sent
 
 
-@pytest.mark.parametrize(
-    ("kv", "heads"), [((4, 8, 12), 4), ((2, 8, 11), 6), ((5, 8, 7), 5)], ids=["even", "grouped", "uneven"]
-)
+@pytest.mark.parametrize(("kv", "heads"), [((2, 8, 11), 6), ((5, 8, 7), 5)], ids=["grouped", "uneven"])
 @EVERY_WAY
 def test_bytes_sent_are_those_of_the_formula(
     lab: Lab, ranks: int, layout: Any, mode: str | None, kv: Any, heads: int
