@@ -65,6 +65,17 @@ class Policy:
             )
         return self
 
+    @property
+    def chosen(self) -> list[tuple[int, int]]:
+        """`ranges` and `frames` together, as disjoint [first, end) in rising order, however long."""
+        joined: list[tuple[int, int]] = []
+        for a, b in sorted((*self.ranges, *((f, f + 1) for f in self.frames))):
+            if joined and a <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(b, joined[-1][1]))
+            else:
+                joined.append((a, b))
+        return joined
+
     def visible(self, start: int, n: int, origin: int = 0) -> list[int]:
         """Past frames that a block at [start, start + n) reads whatever their content, oldest first.
 
@@ -76,8 +87,7 @@ class Policy:
         shown = set(range(origin, min(origin + self.sink, start)))
         # until the window is full there is room for frames between sink and window
         shown.update(range(max(origin, start - rolling), start))
-        shown.update(f for a, b in self.ranges for f in range(a, min(b, start)))
-        shown.update(f for f in self.frames if f < start)
+        shown.update(f for a, b in self.chosen for f in range(a, min(b, start)))
         return sorted(shown)
 
     def keep(self, held: Iterable[int], start: int, n: int, origin: int = 0) -> list[int]:
@@ -85,15 +95,14 @@ class Policy:
         if self.window is None or self.topk:
             return sorted(held)
         shown = set(self.visible(start, n, origin))
-        later = {f for a, b in self.ranges for f in range(a, b)} | set(self.frames)
-        return sorted(f for f in held if f in shown or f in later)
+        chosen = self.chosen
+        return sorted(f for f in held if f in shown or any(a <= f < b for a, b in chosen))
 
     def most_read(self, n: int) -> int | None:
         """The most frames a block of n ever reads, itself included; None if that grows with the world."""
         if self.window is None:
             return None
-        chosen = {f for a, b in self.ranges for f in range(a, b)} | set(self.frames)
-        return max(self.window, self.sink + n) + len(chosen) + self.topk * n
+        return max(self.window, self.sink + n) + sum(b - a for a, b in self.chosen) + self.topk * n
 
     def most_held(self, n: int) -> int | None:
         """The most frames kept on the device at once, staged ones included; None if that grows with the world."""

@@ -81,3 +81,10 @@ def test_a_window_too_small_for_sink_and_block_says_the_least_that_would_do() ->
 def test_what_is_not_said_comes_from_the_base() -> None:
     assert parse("store=int8", parse("window=9 sink=3")) == parse("window=9 sink=3 store=int8")
     assert parse("full", parse("window=9")) == Policy()
+
+
+def test_a_range_costs_what_it_shows_however_long_it_is() -> None:
+    policy = parse("window=4 range=0:1000000000000 range=5:7 frames=3,1000000000000")
+    assert policy.chosen == [(0, 10**12 + 1)]
+    assert policy.most_read(2) == 4 + 10**12 + 1
+    assert policy.keep([0, 5], 8, 2) == [0, 5] and policy.visible(3, 2) == [0, 1, 2]
