@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from engine.kvcache.policy import Store
-from engine.kvcache.quant import make
+from engine.kvcache.quant import Storage, make
 from engine.models import KVGeometry
 
+_MOST_BYTES = 1 << 62  # that torch can count
 _STORED_BITS: dict[Store, int | None] = {"native": None, "fp8": 8, "int8": 8, "int4": 4}
 
 
@@ -52,7 +53,8 @@ class PageFormat:
 class PagePool:
     """`pages` pages of one format on one device.
 
-    Raises CacheFull from `take` when fewer pages are free than wanted; nothing is taken then.
+    Raises CacheFull when the memory cannot be had, and from `take` when fewer pages are free than wanted; nothing is
+    taken then.
     """
 
     def __init__(self, form: PageFormat, pages: int, device: torch.device | str = "cpu") -> None:
@@ -61,8 +63,7 @@ class PagePool:
         self.format = form
         self.pages = pages
         self.device = torch.device(device)
-        shape = (form.geometry.layers, pages, *form.shape)
-        self.storage = make(form.store, shape, form.dtype, self.device, latent=form.geometry.latent_dim is not None)
+        self.storage = self._allocated()
         self._references = [0] * pages
         self.free = pages
 
@@ -106,6 +107,17 @@ class PagePool:
     @property
     def used_bytes(self) -> int:
         return (self.pages - self.free) * self.format.page_bytes
+
+    def _allocated(self) -> Storage:
+        form, wanted = self.format, self.pages * self.format.page_bytes
+        refused = f"KV budget: {self.pages} pages of {form.page_bytes} bytes are more than can be allocated"
+        if wanted > _MOST_BYTES:
+            raise CacheFull(refused)
+        shape = (form.geometry.layers, self.pages, *form.shape)
+        try:
+            return make(form.store, shape, form.dtype, self.device, latent=form.geometry.latent_dim is not None)
+        except RuntimeError as error:  # torch has no other for memory that a CPU lacks
+            raise CacheFull(refused) from error
 
     def _run(self, count: int, after: int) -> int | None:
         """First page of a free run: right after `after` if free there, else the shortest run that is long enough."""
