@@ -64,7 +64,7 @@ class KVCache:
         self.offloaded_bytes = 0  # moved to host memory
         self._pages: dict[int, int] = {}  # frame -> page
         self._slots: dict[int, int] = {}  # frame -> slot
-        self._blocks: list[range] = []  # committed blocks of which frames are held
+        self._blocks: list[range] = []  # committed blocks of which frames are held, of `frames_per_block` at most
         self._summaries: dict[int, Tensor] = {}  # frame -> mean key per head (layers, heads, head_dim)
         self._home: range = range(0)  # the run this world reserved
         self._spare: list[int] = []  # its pages of that run that hold no frame
@@ -74,27 +74,31 @@ class KVCache:
     def stage(self, start: int, frames: int, visible: Sequence[int] | None = None, hidden: int = 0) -> StagedBlock:
         """Pages for the block at [start, start + frames).
 
-        `visible` replaces the past frames that the policy shows, and nothing is let go of then. The first `hidden`
-        frames of the block are queries only: they get no page and nobody sees their keys (a re-cache behind a sink).
+        `visible` is all of the past that is seen, in place of what the policy shows and would fetch; nothing is let go
+        of then. The first `hidden` frames of the block are queries only: they get no page and nobody sees their keys (a
+        re-cache behind a sink).
         Raises CacheFull and takes nothing if the pool has no room.
         """
         if visible is None:
             self._let_go(start, frames)
-            visible = self.policy.visible(start, frames, self.origin)
-            survivors = self.held
+            shown = [f for f in self.policy.visible(start, frames, self.origin) if f in self]
+            survivors, candidates = self.held, self.candidates(shown) if self.policy.topk else []
         else:
-            survivors = [*visible]
-        visible = [f for f in visible if f in self]
+            shown = [f for f in visible if f in self]
+            survivors, candidates = shown, []
         slots = self._unused_slots(frames - hidden, survivors)
-        return self._block_at(start, frames, visible, slots, hidden)
+        block = self._block_at(start, frames, shown, slots, hidden)
+        block.candidates = candidates
+        return block
 
     def accept(self, block: StagedBlock) -> None:
         """Make a staged block part of the past (called by its `commit`)."""
+        known = self._blocks
         self.drop(f for f in block.stored if f in self)
         self._pages.update(zip(block.stored, block.pages, strict=True))
         self._slots.update(zip(block.stored, block.slots, strict=True))
         self._summaries.update(block.summaries)
-        self._blocks.append(range(block.stored.start, block.stored.stop))
+        self._blocks = [b for b in (*known, *self._pieces(block.stored, known)) if any(f in self for f in b)]
         self._come_home()
         after = block.start + block.frames
         self.host.prefetch(self.policy.visible(after, self.frames_per_block, self.origin))
@@ -192,12 +196,17 @@ class KVCache:
         """Everything held, as tensors; `restore` on an empty cache of the same format makes the same cache of it."""
         held = self.held
         pages = [self._page_data(f) for f in held]
-        state = {f"page.{name}": torch.stack([p[name] for p in pages]) for name in (pages[0] if pages else {})}
+        apart = len(self.host) > 0  # some pages are on the device and some are not
+        state = {
+            f"page.{name}": torch.stack([p[name].cpu() if apart else p[name] for p in pages])
+            for name in (pages[0] if pages else {})
+        }
         if self._summaries:
             state["summaries"] = torch.stack([self._summaries[f] for f in held])
         blocks = [(b.start, b.stop) for b in self._blocks]
         state["frames"] = torch.tensor(held, dtype=torch.int64)
         state["slots"] = torch.tensor([self._slots[f] for f in held], dtype=torch.int64)
+        state["hosted"] = torch.tensor(self.host.frames, dtype=torch.int64)
         state["blocks"] = torch.tensor(blocks, dtype=torch.int64).view(-1, 2)
         state["origin"] = torch.tensor(self.origin)
         return state
@@ -205,14 +214,17 @@ class KVCache:
     def restore(self, state: dict[str, Tensor]) -> None:
         """Fill this cache, which must be empty, from a snapshot. Raises CacheFull if the pool is too small."""
         assert not self.held, "restore into an empty cache"
-        frames = [int(f) for f in state["frames"]]
-        slots = [int(s) for s in state["slots"]]
-        pages = self._take(slots)
+        frames, hosted = [int(f) for f in state["frames"]], {int(f) for f in state["hosted"]}
+        self._slots = {f: int(slot) for f, slot in zip(frames, state["slots"], strict=True)}
+        here = [f not in hosted for f in frames]
+        near = list(itertools.compress(frames, here))
+        self._pages = dict(zip(near, self._take([self._slots[f] for f in near]), strict=True))
         for name, plane in self.pool.storage.planes.items():
-            if frames:
-                plane[:, torch.tensor(pages)] = state[f"page.{name}"].transpose(0, 1).to(plane.device)
-        self._pages = dict(zip(frames, pages, strict=True))
-        self._slots = dict(zip(frames, slots, strict=True))
+            if near:
+                pages = torch.tensor([self._pages[f] for f in near])
+                plane[:, pages] = state[f"page.{name}"][torch.tensor(here)].transpose(0, 1).to(plane.device)
+        for i in (i for i, f in enumerate(frames) if f in hosted):
+            self.host.put(frames[i], {name: state[f"page.{name}"][i] for name in self.pool.storage.planes})
         self._blocks = [range(int(a), int(b)) for a, b in state["blocks"]]
         self.origin = int(state["origin"])
         if "summaries" in state:
@@ -220,6 +232,19 @@ class KVCache:
             self._summaries = {f: summaries[i] for i, f in enumerate(frames)}
 
     # ---------------------------------------------------------------------------------------------- pages
+
+    def _pieces(self, stored: range, known: Sequence[range]) -> list[range]:
+        """What of `stored` lies in no known block (a re-cache stores old ones again), `frames_per_block` at a time."""
+        pieces: list[range] = []
+        near = [b for b in known if b.start < stored.stop and stored.start < b.stop]
+        for frame in stored:
+            if any(frame in block for block in near):
+                continue
+            if pieces and pieces[-1].stop == frame and len(pieces[-1]) < self.frames_per_block:
+                pieces[-1] = range(pieces[-1].start, frame + 1)
+            else:
+                pieces.append(range(frame, frame + 1))
+        return pieces
 
     def _block_at(self, start: int, frames: int, visible: list[int], slots: list[int], hidden: int) -> StagedBlock:
         return StagedBlock(self, start, frames, visible, self._take(slots), slots, hidden)

@@ -41,13 +41,15 @@ class StagedBlock:
         self.stored = range(start + hidden, start + frames)
         self.pages, self.slots = pages, slots
         self.summaries: dict[int, Tensor] = {}
+        self.candidates: list[range] = []  # blocks out of sight, of which the policy fetches some by content
         self._cache, self._visible, self._hidden = cache, visible, hidden
         self._open = True
         device = cache.pool.device
         self._page_index = torch.tensor(pages, device=device)
-        self._positions = self._count_positions(visible, device)
+        self._counted: dict[tuple[int, int], Tensor] = {}  # rotations keep what they make of a tensor
         self._slab = self._find_slab()
         self._workspace: Workspace | None = None
+        self._past: dict[int, list[int]] = {}  # layer -> the frames it sees
         self._order: dict[int, Order] = {}  # layer -> where each frame's keys stand in the workspace
 
     def __enter__(self) -> Self:
@@ -71,23 +73,25 @@ class StagedBlock:
         if self._cache.projections:
             squeezed = self._cache.projections[layer]
             return self.attend_latent(layer, q, squeezed.squeeze(k, v), squeezed.expand, rotate)
-        rotate = rotate or _unrotated
-        q, turned = rotate(q, self._positions), rotate(k, self._positions)
-        kept = k if self._cache.policy.positions == "window" else turned
-        self._store(layer, kept, v)
+        rotate, unrotated = rotate or _unrotated, self._cache.policy.positions == "window"
+        self._choose(layer, q, None if unrotated else rotate, None)
+        at = self._positions(layer)
+        q, turned = rotate(q, at), rotate(k, at)
+        self._store(layer, k if unrotated else turned, v)
         if self._slab is not None:
             return self._attend(q, *self._in_place(layer))
-        self._bring_past(layer, q, rotate if self._cache.policy.positions == "window" else None, None)
+        self._bring_past(layer, rotate if unrotated else None, None)
         return self._attend(q, *self._join(layer, turned, v))
 
     def attend_latent(self, layer: int, q: Tensor, latent: Tensor, expand: Expand, rotate: Rotate | None) -> Tensor:
         """The same with one latent (1, F, S, R) per token in the cache, of which `expand` makes keys and values."""
         rotate = rotate or _unrotated
         self._store(layer, latent.unsqueeze(3), latent.unsqueeze(3))
+        self._choose(layer, q, None, expand)
+        at = self._positions(layer)
+        self._bring_past(layer, rotate, expand)
         k, v = expand(latent)
-        q = rotate(q, self._positions)
-        self._bring_past(layer, q, rotate, expand)
-        return self._attend(q, *self._join(layer, rotate(k, self._positions), v))
+        return self._attend(rotate(q, at), *self._join(layer, rotate(k, at), v))
 
     # ------------------------------------------------------------------------------------------- its end
 
@@ -107,16 +111,21 @@ class StagedBlock:
 
     # ------------------------------------------------------------------------------------------ positions
 
-    def _count_positions(self, past: Sequence[int], device: torch.device) -> Tensor:
+    def _positions(self, layer: int) -> Tensor:
+        """Of the block's own frames: behind all that the layer sees, where positions are the window's."""
         if self._cache.policy.positions == "absolute":
-            return torch.arange(self.start, self.start + self.frames, device=device)
-        first = len(past) - self._hidden
-        return torch.arange(first, first + self.frames, device=device)
+            return self._count(self.start, self.frames)
+        return self._count(len(self._past[layer]) - self._hidden, self.frames)
 
     def _past_positions(self, past: Sequence[int]) -> Tensor:
         if self._cache.policy.positions == "absolute":
             return torch.tensor(past, device=self._cache.pool.device)
-        return torch.arange(len(past), device=self._cache.pool.device)
+        return self._count(0, len(past))
+
+    def _count(self, first: int, frames: int) -> Tensor:
+        if (first, frames) not in self._counted:
+            self._counted[first, frames] = torch.arange(first, first + frames, device=self._cache.pool.device)
+        return self._counted[first, frames]
 
     # -------------------------------------------------------------------------------------------- storage
 
@@ -160,12 +169,12 @@ class StagedBlock:
 
     # ------------------------------------------------------------------------------------------ workspace
 
-    def _bring_past(self, layer: int, q: Tensor, rotate: Rotate | None, expand: Expand | None) -> None:
-        """Put the visible past of one layer into the workspace, the first time this block asks for it."""
+    def _bring_past(self, layer: int, rotate: Rotate | None, expand: Expand | None) -> None:
+        """Put the past that one layer sees into the workspace, the first time this block asks for it."""
         if layer in self._order:
             return
-        past = self._choose(layer, q)
-        self._order[layer] = order = Order.of([self._cache.slot_of(f) for f in past], self.slots, q.device)
+        past, device = self._past[layer], self._cache.pool.device
+        self._order[layer] = order = Order.of([self._cache.slot_of(f) for f in past], self.slots, device)
         if past:
             with span("gather"):
                 self._gather(layer, past, order, rotate, expand)
@@ -179,17 +188,22 @@ class StagedBlock:
         self._borrow_workspace().fill(layer, order.past, k, v)
         self._cache.gathered_bytes += 2 * k.numel() * k.element_size()
 
-    def _choose(self, layer: int, q: Tensor) -> list[int]:
-        """The visible frames, and the blocks that this layer's queries score highest among those out of sight."""
-        candidates = self._cache.candidates(self._visible) if self._cache.policy.topk else []
-        if not candidates:
-            return self._visible
-        keys = torch.stack([torch.stack([self._cache.summary(f)[layer] for f in b]).mean(0) for b in candidates])
-        best = self.score(keys, q).topk(min(self._cache.policy.topk, len(candidates))).indices.tolist()
-        chosen = {f for i in best for f in candidates[i]}
-        if self._cache.policy.positions == "window":
-            self._positions = self._count_positions([*self._visible, *chosen], self._positions.device)
-        return sorted(chosen.union(self._visible))
+    def _choose(self, layer: int, q: Tensor, rotate: Rotate | None, expand: Expand | None) -> None:
+        """What one layer sees, once a block: what is visible, and of what is out of sight that which its queries want.
+
+        Queries are compared with keys as they are kept: un-rotated unless `rotate` is given, and `expand` makes keys of
+        latents.
+        """
+        if layer in self._past:
+            return
+        self._past[layer] = self._visible
+        if not self.candidates:
+            return
+        keys = torch.stack([torch.stack([self._cache.summary(f)[layer] for f in b]).mean(0) for b in self.candidates])
+        keys = keys if expand is None else expand(keys[None])[0].squeeze(2)[0]
+        q = q if rotate is None else rotate(q, self._positions(layer))
+        best = self.score(keys, q).topk(min(self._cache.policy.topk, len(self.candidates))).indices.tolist()
+        self._past[layer] = sorted({f for i in best for f in self.candidates[i]}.union(self._visible))
 
     def score(self, keys: Tensor, q: Tensor) -> Tensor:
         """How well mean keys (n, kv_heads, head_dim) answer the block's queries (1, F, S, heads, head_dim): (n,)"""

@@ -27,6 +27,7 @@ class HostTier:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.used_bytes = 0
         self._pages: dict[int, PageData] = {}
         self._ahead: dict[int, PageData] = {}
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
@@ -41,16 +42,14 @@ class HostTier:
     def frames(self) -> list[int]:
         return sorted(self._pages)
 
-    @property
-    def used_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for page in self._pages.values() for t in page.values())
-
     def put(self, frame: int, page: Mapping[str, Tensor]) -> None:
         """Keep a copy of a page under its frame index."""
         pin = self._stream is not None
-        self._pages[frame] = {
+        self.drop([frame])
+        self._pages[frame] = kept = {
             name: torch.empty(t.shape, dtype=t.dtype, pin_memory=pin).copy_(t) for name, t in page.items()
         }
+        self.used_bytes += _bytes(kept)
 
     def layer(self, frames: Sequence[int], layer: int) -> PageData:
         """One layer of several pages on the device: plane name -> (n, ...)."""
@@ -72,13 +71,13 @@ class HostTier:
 
     def drop(self, frames: Sequence[int]) -> None:
         for frame in frames:
-            self._pages.pop(frame, None)
+            self.used_bytes -= _bytes(self._pages.pop(frame, {}))
             self._ahead.pop(frame, None)
 
     def copy(self) -> HostTier:
         """A tier that shares the pages, which are never written to again."""
         twin = HostTier(self.device)
-        twin._pages = dict(self._pages)
+        twin._pages, twin.used_bytes = dict(self._pages), self.used_bytes
         return twin
 
     def _on_device(self, frame: int) -> PageData:
@@ -87,6 +86,10 @@ class HostTier:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
             return self._ahead[frame]
         return {name: t.to(self.device) for name, t in self._pages[frame].items()}
+
+
+def _bytes(page: PageData) -> int:
+    return sum(t.numel() * t.element_size() for t in page.values())
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:

@@ -10,14 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.generator import Generator
+from engine.generator import Generator, Recache
 from engine.kvcache.cache import KVCache
+from engine.kvcache.latent import Projection
 from engine.kvcache.policy import Policy, parse
 from engine.kvcache.pool import CacheFull, PageFormat, PagePool
 from engine.kvcache.quant import make
 from engine.kvcache.tiers import CacheFileError, load, save
 from engine.layers.attention import reference
 from engine.models import KVGeometry, Rotate
+from engine.protocol import PromptChange
 from engine.world import World
 from tests.toy_model import ToyModel, toy_world
 
@@ -167,17 +169,23 @@ def test_forks_share_pages_until_they_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    "kv", ["window=6 sink=1", "full", "window=4 topk=1", "window=4 store=int8", "full positions=window"]
+    "kv",
+    [
+        *("window=6 sink=1", "full", "window=4 topk=1", "window=4 store=int8", "full positions=window"),
+        *("window=4 topk=1 offload=host", "window=4 frames=1 offload=host"),
+    ],
 )
 def test_a_cache_restored_from_disk_gives_bit_identical_blocks(kv: str, tmp_path: Path) -> None:
     policy = parse(kv)
-    cache = KVCache(pool_of(64, policy.store), policy, 2)
+    pages = policy.most_held(2) or 64  # no more than the policy says it needs, whatever waits on the host
+    cache = KVCache(pool_of(pages, policy.store), policy, 2)
     for block in range(5):
         put(cache, 2 * block, 2, turn)
     path = tmp_path / "cache.safetensors"
     save(path, cache.snapshot(), {"kv": kv})
-    again = KVCache(pool_of(64, policy.store), policy, 2)
+    again = KVCache(pool_of(pages, policy.store), policy, 2)
     again.restore(load(path, torch.device("cpu")))
+    assert again.bytes_by_tier()["host"] == cache.bytes_by_tier()["host"]
     for block in range(5, 8):
         assert torch.equal(put(cache, 2 * block, 2, turn), put(again, 2 * block, 2, turn))
 
@@ -200,6 +208,65 @@ def test_top_k_fetches_the_blocks_whose_keys_answer_the_queries() -> None:
     keys, values = (torch.cat([x, y], 1) for x, y in zip(frames_of(4, 2)[1:], (k, v), strict=True))
     wanted = reference(q.flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2)).reshape(q.shape)
     torch.testing.assert_close(out, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("latent", [False, True], ids=["keys", "latents"])
+@pytest.mark.parametrize("positions", ["absolute", "window"])
+def test_top_k_shows_a_block_as_if_its_frames_had_been_asked_for(positions: str, latent: bool) -> None:
+    """Same positions and same keys, at the first step as at the last, whatever way the frames came into sight."""
+    axes, _ = torch.linalg.qr(torch.randn(32, 16, generator=torch.Generator().manual_seed(1)))
+    projections = (Projection(axes, torch.zeros(32), 2),) * 2 if latent else ()
+    geometry = KVGeometry(2, 2, 8, 3, latent_dim=16 if latent else None)
+
+    def block_after_four(kv: str) -> list[Tensor]:
+        """What the fifth block sees of layer 0, at its first step and at its second."""
+        cache = KVCache(
+            pool_of(32, geometry=geometry), parse(f"{kv} positions={positions}"), 2, projections=projections
+        )
+        for block in range(4):
+            put(cache, 2 * block, 2, turn)
+        with cache.stage(8, 2) as staged:
+            return [staged.attend(0, *frames_of(8, 2), turn) for _ in range(2)]
+
+    first, second = block_after_four("window=4 topk=1")
+    asked = [block_after_four(f"window=4 frames={f},{f + 1}")[0] for f in (0, 2, 4)]
+    assert torch.equal(first, second)
+    assert sum(torch.allclose(first, wanted, rtol=0, atol=1e-6) for wanted in asked) == 1
+
+
+@pytest.mark.parametrize("first", [1, 3, 5])
+@pytest.mark.parametrize("kv", ["window=7 sink=1 topk=2", "window=7 topk=1 positions=window", "full store=int8"])
+def test_a_first_block_of_another_size_is_fetched_by_content_like_any_other(first: int, kv: str) -> None:
+    model = ToyModel(first_block_frames=first)
+    world = toy_world(model, kv)
+    for _ in range(9):
+        assert Generator(model).next_block(world).latents.isfinite().all()
+
+
+@pytest.mark.parametrize("rule", ["blocks", "joint", "joint-keep-sink"])
+@pytest.mark.parametrize("blocks", [1, 2, 7])
+def test_a_recache_sees_what_it_has_made_anew_and_nothing_fetched_by_content(rule: Recache, blocks: int) -> None:
+    model, made = ToyModel(), []
+    for kv in ("full", "full topk=2", "window=40 topk=2 offload=host"):
+        world = toy_world(model, kv)
+        generator = Generator(model, rule)
+        for _ in range(blocks):
+            generator.next_block(world)
+        world.steer(PromptChange(0, "b", "recache"))
+        made.append(torch.cat([generator.next_block(world).latents for _ in range(3)]))
+    for other in made[1:]:
+        torch.testing.assert_close(other, made[0], rtol=0, atol=2e-5)
+
+
+def test_blocks_written_together_are_still_fetched_one_by_one() -> None:
+    model = ToyModel()
+    world, generator = toy_world(model, "window=6 sink=1 topk=2"), Generator(model, "joint")
+    for _ in range(6):
+        generator.next_block(world)
+    world.steer(PromptChange(0, "b", "recache"))
+    for _ in range(8):
+        assert generator.next_block(world).latents.isfinite().all()
+    assert {len(block) for block in world.caches[0].candidates(())} <= {1, 2}
 
 
 @pytest.mark.parametrize(("store", "error", "ratio"), [("int8", 0.01, 0.53), ("int4", 0.14, 0.3), ("fp8", 0.06, 0.51)])
@@ -240,6 +307,12 @@ def test_a_pool_without_room_says_what_would_do_and_takes_nothing() -> None:
     assert pool.free == 1
     with pytest.raises(CacheFull, match="one page alone takes"):
         PagePool.from_budget(pool.format, 10)
+
+
+@pytest.mark.parametrize("pages", [10**12, 10**30])
+def test_more_pages_than_there_is_memory_are_refused(pages: int) -> None:
+    with pytest.raises(CacheFull, match=f"{pages} pages .* more than can be allocated"):
+        pool_of(pages)
 
 
 def test_one_latent_per_token_is_expanded_on_read() -> None:
