@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -132,6 +133,8 @@ class Profiler:
 
     def gauge(self, name: str, value: float, place: Place) -> None:
         place = place.within(self.place)
+        if not math.isfinite(value):  # JSON has no word for it
+            return self.count(f"not finite: {name}", 1)
         with self._lock:
             self.gauges[name, place.world] = value
         self.samples.append(Sample(name, value, time.perf_counter_ns(), place))
