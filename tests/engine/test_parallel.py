@@ -216,8 +216,7 @@ def test_what_ranks_keep_of_a_page_adds_up_to_the_page(ranks: int, tokens: int, 
     whole = KVGeometry(3, kv_heads, 8, tokens)
     for layout in layouts(ranks):
         kept = [PageFormat(Split(layout, rank, whole).local_kv).page_bytes for rank in range(ranks)]
-        copies = max(kv_heads, layout.ulysses) / kv_heads
-        assert sum(kept) == PageFormat(whole).page_bytes * copies
+        assert sum(kept) * kv_heads == PageFormat(whole).page_bytes * max(kv_heads, layout.ulysses)
 
 
 def test_grids_that_cannot_be_are_refused_by_name() -> None:
