@@ -88,7 +88,7 @@ class Generator:
     def _next(self, worlds: Sequence[World]) -> list[Block]:
         values = [world.signals() for world in worlds]
         for world, (_, value) in zip(worlds, values, strict=True):
-            if value.began and value.change.mode == "recache" and world.kept and self.recache_rule != "none":
+            if value.began and value.change.mode == "recache" and self._has_past(world):
                 with span("re-cache"):
                     self._recache(world)
         with span("condition"):
@@ -117,6 +117,12 @@ class Generator:
         world.moved_on(signals, latents, conditioning.motion)
         return Block(signals.block, signals.start, latents, conditioning, value.began)
 
+    def _has_past(self, world: World) -> bool:
+        """Whether there is anything that knows the prompt and is still seen."""
+        return (
+            self.recache_rule != "none" and bool(world.kept) and any(cache.policy.window != 0 for cache in world.caches)
+        )
+
     def _recache(self, world: World) -> None:
         """Keys and values of the visible past computed again under the prompt of the next block."""
         if self.recache_rule == "blocks":
@@ -129,7 +135,7 @@ class Generator:
         for branch, cache in enumerate(world.caches):
             redone: list[int] = []
             for i, kept in enumerate(world.kept):
-                signals = replace(kept.signals, prompt=now.prompt, before=None, weight=1.0)
+                signals = replace(kept.signals, prompt=now.prompt, before=None, weight=1.0, weight_start=1.0)
                 if any(f not in cache for f in range(signals.start, signals.start + signals.frames)):
                     continue
                 before = world.kept[i - 1].latents[-1:] if i else None

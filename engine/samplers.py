@@ -22,6 +22,10 @@ from engine.profiler import boundary, span
 from engine.world import World, empty_frame
 
 
+class NotFinite(ArithmeticError):
+    """A model's latents hold NaN or infinity. They would spread through the cache to every later block."""
+
+
 @dataclass(frozen=True)
 class Made:
     """A finished block: (F, C, H, W) as it will be shown, and as the clean pass saw it."""
@@ -181,6 +185,13 @@ def clean_pass(model: BlockModel, block: Context, x: Tensor, t: float, condition
     model.forward(x, times, conditioning, block)
 
 
+def check_finite(latents: Tensor, block: int) -> None:
+    """Raise NotFinite unless every number of a finished block is one."""
+    if not bool(latents.isfinite().all()):
+        wrong = int((~latents.isfinite()).sum())
+        raise NotFinite(f"block {block}: expected finite latents, got {wrong} of {latents.numel()} that are not")
+
+
 def before_each(first: Tensor, latents: Tensor) -> Tensor:
     """For each latent frame (B, F, C, H, W) the one before it; `first` (B, 1, C, H, W) stands before the first."""
     return torch.cat([first, latents[:, :-1]], 1)
@@ -240,6 +251,7 @@ class _Rows:
         conditioning = self._with(before_each(self._last, context))
         with span("clean pass"):
             clean_pass(self._model, self._context, torch.cat([context] * self._branches), context_time, conditioning)
+        check_finite(clean, self._worlds[0].block)
         with span("cache write"):
             for block in self._staged:
                 block.commit()

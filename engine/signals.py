@@ -6,7 +6,7 @@ nothing, so a block can be made again. Knows no model; encoding a prompt is hand
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.models import Prompt
@@ -68,7 +68,8 @@ class PromptTrack:
                     switch.prompt = self.encode(switch.change.text, due[i - 1].prompt if i else None)
         last = due[-1]
         assert last.prompt is not None
-        before = due[-2].prompt if len(due) > 1 else None
+        shown = _shown_before(due)
+        before = None if shown is None else shown.prompt
         over = last.change.over_blocks if last.change.mode == "blend" else 1
         age, began = block - last.block, block == last.block
         if before is None or last.change.mode != "blend" or age >= over:
@@ -76,14 +77,19 @@ class PromptTrack:
         return PromptValue(last.prompt, before, (age + 1) / over, age / over, began, last.change)
 
     def forget_before(self, block: int) -> None:
-        """Drop what no block from `block` on can ask for."""
-        due = [i for i, s in enumerate(self.switches) if s.block <= block]
-        if len(due) > 2:
-            self.at(block)
-            del self.switches[: due[-2]]
+        """Drop what no block from `block` on can ask for. Encodes nothing, so it cannot fail."""
+        due = [s for s in self.switches if s.block <= block]
+        if due and due[-1].prompt is not None:  # a prompt that is not encoded yet may build on any before it
+            shown = _shown_before(due)
+            self.switches = [s for s in self.switches if s is shown or s is due[-1] or s.block > block]
 
     def copy(self) -> PromptTrack:
         return PromptTrack(self.encode, [Switch(s.block, s.change, s.prompt) for s in self.switches])
+
+
+def _shown_before(due: Sequence[Switch]) -> Switch | None:
+    """What the last of these takes over from: a blend that another replaced at its very first block was never seen."""
+    return next((s for s in reversed(due[:-1]) if s.block < due[-1].block or s.change.mode != "blend"), None)
 
 
 @dataclass

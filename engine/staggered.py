@@ -23,7 +23,7 @@ from engine.kvcache.staged import StagedBlock
 from engine.kvcache.staggered import check_policy
 from engine.models import BlockModel, Conditioning, Prompt
 from engine.profiler import boundary, count, span
-from engine.samplers import Made
+from engine.samplers import Made, check_finite
 from engine.stages import Distilled, Guided, Plan
 from engine.world import World
 
@@ -120,6 +120,7 @@ class StaggeredSampler:
         while flight.stage < world.block + self.plan.window:
             self._run_stage(model, world, flight)
         oldest = flight.latents.pop(0)
+        check_finite(oldest, world.block)
         flight.finished = oldest
         given = 0 if flight.prefix is None or world.block > flight.first else len(flight.prefix)
         # a given picture is shown as the model has redrawn it; given clips have been shown before

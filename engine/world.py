@@ -22,6 +22,8 @@ from engine.signals import ActionTrack, PromptTrack, PromptValue, SignalError, c
 if TYPE_CHECKING:
     from engine.samplers import Sampler
 
+MOST_S = 1e9  # media time that can be asked for: some thirty years
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -29,6 +31,14 @@ class Kept:
 
     signals: BlockSignals
     latents: Tensor  # (F, C, H, W)
+
+    @property
+    def frames(self) -> range:
+        return range(self.signals.start, self.end)
+
+    @property
+    def end(self) -> int:
+        return self.signals.start + self.signals.frames
 
 
 class World:
@@ -105,8 +115,10 @@ class World:
         self.block += 1
         self.start += signals.frames
         # a joint re-cache takes the newest `window` frames, though a sink has pushed some of them out of the cache
-        needed = {*self.caches[0].held, *range(self.start - (self.caches[0].policy.window or 0), self.start)}
-        self.kept = [k for k in self.kept if k.signals is signals or not needed.isdisjoint(_span(k.signals))]
+        cache, oldest = self.caches[0], self.start - (self.caches[0].policy.window or 0)
+        self.kept = [
+            k for k in self.kept if k.signals is signals or k.end > oldest or any(f in cache for f in k.frames)
+        ]
         self.prompts.forget_before(self.block)
         self.actions.forget_before(self.block)
 
@@ -116,10 +128,12 @@ class World:
         return self.kept[-1].latents[-1:] if self.kept else None
 
     def block_at(self, at_s: float) -> int:
-        """The first block that begins at or after a media time."""
-        if not at_s >= 0:
-            raise SignalError(f"prompt time: expected at least 0 s, got {at_s}")
+        """The first block that begins at or after a media time. Raises SignalError on a time that cannot be."""
+        if not 0 <= at_s <= MOST_S:
+            raise SignalError(f"prompt time: expected 0 to {MOST_S:g} s, got {at_s}")
         block = int(at_s / self.model.geometry.block_s)
+        while block and self.media_s(block - 1) >= at_s - 1e-6:  # a first block longer than the others
+            block -= 1
         while self.media_s(block) < at_s - 1e-6:
             block += 1
         return block
@@ -145,6 +159,7 @@ class World:
         return {
             "position": (self.block, self.start),
             "motion": self.motion,
+            "extra": dict(self.extra),
             "caches": [cache.snapshot() for cache in self.caches],
             "kept": list(self.kept),
             "prompts": self.prompts.copy().switches,
@@ -156,7 +171,7 @@ class World:
     def restore(self, state: State) -> None:
         """Become the world that `snapshot` was taken of; this one must be newly opened with the same spec."""
         self.block, self.start = state["position"]
-        self.motion = state["motion"]
+        self.motion, self.extra = state["motion"], dict(state["extra"])
         for cache, saved in zip(self.caches, state["caches"], strict=True):
             cache.restore(saved)
         self.kept = list(state["kept"])
@@ -177,10 +192,6 @@ class World:
             return change
         mode, over = self.model.switch
         return PromptChange(change.at_s, change.text, mode, over)
-
-
-def _span(signals: BlockSignals) -> range:
-    return range(signals.start, signals.start + signals.frames)
 
 
 def _in_order(prompts: tuple[PromptChange, ...]) -> tuple[PromptChange, ...]:

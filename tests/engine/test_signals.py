@@ -29,6 +29,17 @@ def test_a_blend_rises_over_its_blocks() -> None:
     assert weights == [(1.0, None), (0.25, "a"), (0.5, "a"), (0.75, "a"), (1.0, "a"), (1.0, None)]
 
 
+def test_a_blend_that_is_replaced_before_it_is_seen_is_no_scene_to_come_from() -> None:
+    blends = [(3, PromptChange(0, text, "blend", 4)) for text in ("b", "c", "d")]
+    prompts = track((0, PromptChange(0, "a", "cut")), *blends)
+    value = prompts.at(3)
+    assert (value.prompt.text, value.before and value.before.text, value.weight) == ("abcd", "a", 0.25)
+    after_a_cut = track((0, PromptChange(0, "a", "cut")), (3, PromptChange(0, "b", "cut")), blends[1]).at(3)
+    assert (after_a_cut.prompt.text, after_a_cut.before and after_a_cut.before.text) == ("abc", "ab")
+    prompts.forget_before(4)
+    assert len(prompts.switches) == 2 and prompts.at(4).before is value.before
+
+
 def test_a_prompt_is_encoded_once() -> None:
     prompts = track((0, PromptChange(0, "a", "cut")))
     assert prompts.at(0).prompt is prompts.at(9).prompt

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from engine.generator import Generator
+from engine.generator import Generator, Recache
 from engine.kvcache.policy import parse
 from engine.kvcache.pool import PageFormat, PagePool
+from engine.models import Prompt
 from engine.protocol import ActionState, PromptChange
-from engine.samplers import FewStep, FlowODE, Linear, Sampler, ShiftedFlow
+from engine.samplers import FewStep, FlowODE, Linear, NotFinite, Sampler, ShiftedFlow
 from engine.signals import SignalError
 from engine.world import World
 from tests.toy_model import HOLD_RIGHT, ToyModel, toy_world
@@ -181,10 +184,82 @@ def test_scheduled_prompts_take_effect_at_the_first_block_not_before_their_time(
     assert seen == ["a", "a", "a", "b", "b"]
 
 
+@pytest.mark.parametrize("first", [None, 1, 3, 5])
+@pytest.mark.parametrize("at_s", [0.0, 0.3, 0.5, 1.0, 1.3, 1.75, 2.25, 1e9])
+def test_a_time_names_the_first_block_from_it_on_whatever_the_first_block_s_size(
+    first: int | None, at_s: float
+) -> None:
+    world = toy_world(ToyModel(first_block_frames=first))
+    block = world.block_at(at_s)
+    assert world.media_s(block) >= at_s - 1e-6
+    assert block == 0 or world.media_s(block - 1) < at_s - 1e-6
+
+
+def test_a_prompt_that_cannot_be_encoded_costs_no_finished_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, twin = toy_world(model, "window=6"), toy_world(model, "window=6")
+    for each in (world, twin):
+        run(each, 2)
+        each.steer(PromptChange(0, "b", "cut"))
+        run(each, 1)
+        each.steer(PromptChange(0, "c", "cut"))
+        each.prompts.change(4, PromptChange(0, "d", "cut"))
+
+    def fails(text: str, previous: Prompt | None) -> Prompt:
+        if text == "d":
+            raise RuntimeError("no memory for the text encoder")
+        return model.encode(text, previous)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.prompts, "encode", fails)
+        made = run(world, 1)
+        with pytest.raises(RuntimeError, match="text encoder"):
+            generator.next_block(world)
+    assert same(made + run(world, 3), run(twin, 4))
+
+
+@pytest.mark.parametrize("rule", ["blocks", "joint", "joint-keep-sink"])
+def test_where_nothing_of_the_past_is_seen_there_is_nothing_to_make_again(rule: Recache) -> None:
+    cut, redone = toy_world(model, "window=0"), toy_world(model, "window=0")
+    run(cut, 2), run(redone, 2)
+    cut.steer(PromptChange(0, "b", "cut"))
+    redone.steer(PromptChange(0, "b", "recache"))
+    assert same(run(cut, 2), [Generator(model, rule).next_block(redone).latents for _ in range(2)])
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=["few-step", "guided flow"])
+def test_latents_that_are_no_numbers_never_reach_the_cache(sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, twin = (toy_world(model, "window=6 sink=1", sampler=sampler) for _ in range(2))
+    run(world, 4), run(twin, 4)
+    whole = ToyModel.forward
+
+    def overflows(*args: Any, **kwargs: Any) -> Tensor:
+        return whole(*args, **kwargs) * float("inf")
+
+    with monkeypatch.context() as patch, pytest.raises(NotFinite, match="block 4: expected finite latents, got"):
+        patch.setattr(ToyModel, "forward", overflows)
+        generator.next_block(world)
+    assert same(run(world, 4), run(twin, 4))
+
+
+def test_a_very_wide_window_costs_no_more_than_what_is_in_it() -> None:
+    world = toy_world(model, f"window={10**15}")
+    run(world, 2)
+    assert len(world.kept) == 2
+
+
+def test_what_a_world_was_opened_with_is_in_its_snapshot() -> None:
+    world, again = toy_world(model), toy_world(model)
+    world.extra = {"clip": torch.ones(2)}
+    again.restore(world.snapshot())
+    assert torch.equal(again.signals()[0].extra["clip"], torch.ones(2))
+
+
 @pytest.mark.parametrize(
     ("prompts", "said"),
     [
         ((), "at least one"),
+        ((PromptChange(0.0, "a"), PromptChange(float("inf"), "b")), "expected 0 to 1e\\+09 s, got inf"),
+        ((PromptChange(0.0, "a"), PromptChange(1e300, "b")), "got 1e\\+300"),
         ((PromptChange(1.0, "a"),), "the first at 0 s, got it at 1.0"),
         ((PromptChange(0.0, "a"), PromptChange(3.0, "b"), PromptChange(2.0, "c")), "rising times, got 2.0 s after 3.0"),
         ((PromptChange(0.0, " "),), "expected some text"),
