@@ -2,11 +2,13 @@
 
 With the model's weights that is the whole world: `replay` makes it again, bit for bit on the same machine, backend
 and thread count. Kept as JSON lines, the first one the world's opening; a file is written as things happen, so a
-crash costs at most its last line. Knows no torch, no cache and no clock.
+crash costs at most its last line. A disk that fills up costs the file its later lines and the world nothing. Knows no
+torch, no cache and no clock.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,8 @@ from typing import IO, Protocol, TypeVar
 import msgspec
 
 from engine.protocol import ActionState, PromptChange, WorldSpec
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=msgspec.Struct)
 FORMAT = 1
@@ -57,12 +61,18 @@ class Journal:
     """One world's journal, in memory and, if `path` is given, on disk as it grows."""
 
     def __init__(self, opening: Opening, path: Path | None = None) -> None:
-        """Raises OSError if the file cannot be made."""
+        """Raises OSError if the file cannot be made, or not hold the opening."""
         self.opening = opening
         self.changes: list[Change] = []
         self.truncated = False  # whether memory holds the beginning only
-        self._file: IO[bytes] | None = path.open("wb") if path else None
-        self._write(msgspec.json.encode(opening))
+        self._file: IO[bytes] | None = None
+        if path is not None:
+            self._file = path.open("wb", buffering=0)  # what is refused is not tried again when the file is closed
+            try:
+                self._append(msgspec.json.encode(opening))
+            except OSError:
+                self.close()
+                raise
 
     def note(self, change: Change) -> None:
         """Add a change. An action replaces the one before it if no block has begun between the two."""
@@ -87,9 +97,18 @@ class Journal:
             self._file = None
 
     def _write(self, row: bytes) -> None:
-        if self._file is not None:
-            self._file.write(row + b"\n")
-            self._file.flush()
+        try:
+            self._append(row)
+        except OSError as error:
+            log.warning("a world's journal ends on disk after %d changes: %s", len(self.changes), error)
+            self.close()
+
+    def _append(self, row: bytes) -> None:
+        if self._file is None:
+            return
+        rest = memoryview(row + b"\n")
+        while rest:  # a line that the disk cuts short is left out when the file is read
+            rest = rest[self._file.write(rest) :]
 
 
 def save(journal: Journal, path: Path) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,8 +18,22 @@ from engine.protocol import ActionState, PromptChange
 from engine.world import World
 from tests.toy_model import ToyModel, toy_world
 
+FULL = "[Errno 27] File too large"
 PROMPT = PromptChange(0.0, "b", "cut")
 RIGHT = ActionState(keys=("right",))
+
+
+@contextmanager
+def limited(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes, as if the disk were full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def lived(blocks: int = 6) -> tuple[Journal, list[Tensor]]:
@@ -77,6 +95,27 @@ def test_of_actions_between_two_blocks_the_newest_is_kept(tmp_path: Path) -> Non
     journal.close()
     wanted = [Change(3, 3, action=ActionState()), Change(4, 4, action=RIGHT)]
     assert journal.changes == load(tmp_path / "w.jsonl").changes == wanted
+
+
+def test_a_disk_that_fills_costs_the_file_its_later_lines_and_the_world_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal, _ = lived()
+    path = tmp_path / "w.jsonl"
+    live = Journal(journal.opening, path)
+    live.note(journal.changes[0])
+    with limited(path.stat().st_size + 10):
+        live.note(journal.changes[1])
+        live.note(journal.changes[2])
+        live.close()
+    assert live.changes == journal.changes
+    assert load(path).changes == journal.changes[:1]
+    assert [r.message for r in caplog.records] == [f"a world's journal ends on disk after 2 changes: {FULL}"]
+
+
+def test_a_journal_without_room_for_its_opening_is_refused(tmp_path: Path) -> None:
+    with limited(10), pytest.raises(OSError, match="File too large"):
+        Journal(Opening(toy_world(ToyModel()).spec, "d"), tmp_path / "w.jsonl")
 
 
 @pytest.mark.parametrize(
