@@ -95,7 +95,7 @@ class Group:
         """
         if ranks < 1 or not 0 <= first <= 1:
             raise SplitError(f"ranks: expected at least 1, started from 0 or 1 on; got {ranks} from {first} on")
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
         group = cls(ranks, TCPStore(HOST, 0, None, True, wait_for_workers=False), patience_s, device)
         try:
             for number in range(first, ranks):
