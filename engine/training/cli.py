@@ -65,7 +65,7 @@ def _export(args: argparse.Namespace, console: Console) -> int:
     try:
         written = export(args.run, args.out)
     except NothingTrained as error:
-        console.print(f"error: {error}")
+        console.print(f"error: {error}", markup=False)
         return 2
     for name, size in written.items():
         console.print(f"{args.out / name}: {size / 1e6:.1f} MB")

@@ -81,7 +81,7 @@ def draw_subject(frame: Frame, vector: Array, camera: float, clock: float, facin
     if vector[light.BALLOON] > 0:
         draw_balloon(frame.base, frame.planes, vector, clock)
     if vector[light.BIRDS] > 0:
-        draw_birds(frame.base, frame.planes, vector, clock, facing)
+        draw_birds(frame.base, frame.planes, vector, facing)
 
 
 @njit(cache=True, fastmath=True)

@@ -102,14 +102,15 @@ def draw_balloon(out, planes, state, clock):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, fastmath=True)
-def draw_birds(out, planes, state, clock, facing):  # type: ignore[no-untyped-def]
+def draw_birds(out, planes, state, facing):  # type: ignore[no-untyped-def]
+    """Five gulls gliding in formation: between two keyframes they are exactly where they were."""
     ar, ag, ab = ambient(state)
     pale = state[light.DIM] > 0.2 or state[light.STARS] > 0.5
     for i in range(5):
         rank = (i + 1) // 2
         side = rank * 9.0 if i % 2 == 0 else -rank * 7.0
-        cx, cy = 140.0 - facing * rank * 17.0, 44.0 + side + 2.0 * math.sin(TURN * clock / 4.0 + i)
-        flap = math.sin(TURN * clock + i * 1.1)
+        cx, cy = 140.0 - facing * rank * 17.0, 44.0 + side
+        flap = math.sin(0.4 + i * 1.1)
         for y in range(int(cy - 13), int(cy + 13)):
             for x in range(int(cx - 14), int(cx + 14)):
                 px, py = abs(x - cx), y - cy
