@@ -20,9 +20,10 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from engine import profiler
+from engine import hooks, profiler
 from engine.accelerator import annotation, device_event, torch_profiled
 from engine.bench.result import machine
+from engine.hooks import HooksWrong
 from engine.kvcache.policy import PolicyError
 from engine.kvcache.pool import CacheFull
 from engine.layers.attention import AttentionUnavailable
@@ -58,6 +59,7 @@ Refusals = (
     MissingFiles,
     WeightsError,
     AttentionUnavailable,
+    HooksWrong,
     SplitError,
     RankLost,
 )
@@ -108,6 +110,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also write the trace of torch's own profiler, phases marked in it; seconds of video make it large",
     )
     parser.add_argument("--nvtx", action="store_true", help="mark phases as NVTX ranges, for nsys (CUDA)")
+    parser.add_argument(
+        "--hooks", type=Path, metavar="FILE.py", help="a file of yours that adds measures to the profile"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object last, and nothing else on stdout")
 
 
@@ -205,8 +210,13 @@ def _recorder(args: argparse.Namespace, stack: ExitStack) -> Profiler | None:
     files = [path for path in (args.profile, args.torch_profile) if path is not None]
     for path in files:
         _open_for_writing(path)
+    if args.hooks is not None and args.profile is None:
+        raise HooksWrong("hooks: expected --profile FILE to show their measures in, got none")
     if not files and not args.nvtx:
         return None
+    if args.hooks is not None:
+        for name in hooks.load(args.hooks):
+            stack.callback(profiler.remove_hook, name)
     device = torch.device(args.device)
     annotate = annotation(device, torch_profile=args.torch_profile is not None, nvtx=args.nvtx)
     recorder = Profiler(PROFILE_SPANS, device_event(device), annotate)
