@@ -46,6 +46,7 @@ class EngineConfig:
     keep_text_encoder: bool = True  # False: it is read for each prompt and freed again
     compile: bool = False  # the layers of the models that can be compiled
     profile: bool = True
+    hooks: Path | None = None  # a Python file that registers hooks with the profiler
     nvtx: bool = False  # spans are NVTX ranges too, for Nsight Systems; on CUDA only
     warm_up: bool = True  # make two blocks of each model before greeting: first pictures come sooner, costs are known
     log_level: str = "info"
@@ -72,6 +73,8 @@ class EngineConfig:
         _check("log_level", self.log_level, self.log_level in LOG_LEVELS, "one of " + ", ".join(LOG_LEVELS))
         folder = self.journal_dir
         _check("journal_dir", folder, folder is None or folder.is_dir(), "an existing folder")
+        file = self.hooks
+        _check("hooks", file, file is None or (file.is_file() and self.profile), "an existing file, and --profile on")
         folder = self.weights_dir
         _check("weights_dir", folder, folder is None or folder.is_dir(), "an existing folder")
         _check("decoder", self.decoder, self.decoder in DECODERS, "one of " + ", ".join(DECODERS))
@@ -129,6 +132,7 @@ _CONVERTERS: dict[str, Callable[[str], Any]] = {
     "keep_text_encoder": parse_bool,
     "compile": parse_bool,
     "profile": parse_bool,
+    "hooks": Path,
     "nvtx": parse_bool,
     "warm_up": parse_bool,
     "log_level": str,
@@ -160,6 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--keep-text-encoder", help="whether the text encoder stays in memory between prompts")
     parser.add_argument("--compile", help="whether layers are compiled")
     parser.add_argument("--profile", help="whether to time the phases of each block")
+    parser.add_argument("--hooks", help="Python file that registers hooks with the profiler")
     parser.add_argument("--nvtx", help="whether phases are NVTX ranges too (CUDA)")
     parser.add_argument("--warm-up", help="whether to make two blocks of each model before greeting")
     parser.add_argument("--log-level", help=", ".join(LOG_LEVELS))
