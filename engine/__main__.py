@@ -17,11 +17,12 @@ from collections.abc import Sequence
 
 import torch
 
-from engine import profiler
+from engine import hooks, profiler
 from engine.accelerator import annotation, device_event
 from engine.config import ConfigError, EngineConfig
 from engine.decoding import set_niceness
 from engine.encoder import choose_encoder
+from engine.hooks import HooksWrong
 from engine.link import Link, LinkClosed, LinkStalled
 from engine.loader import Loaded, load
 from engine.loop import Engine
@@ -42,7 +43,9 @@ def main() -> int:
         config = EngineConfig.read(sys.argv[1:], os.environ)
         sock = socket.socket(fileno=config.fd)
         sock.getpeername()
-    except (ConfigError, OSError) as error:
+        if config.hooks is not None:
+            hooks.load(config.hooks)
+    except (ConfigError, HooksWrong, OSError) as error:
         print(f"engine: {error}", file=sys.stderr)
         return 2
     logging.basicConfig(

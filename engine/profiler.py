@@ -274,6 +274,11 @@ def add_hook(name: str, hook: Hook, at: Boundary = "block") -> None:
     _hooks[name] = (at, hook)
 
 
+def hooks() -> list[str]:
+    """Names of the hooks in place."""
+    return list(_hooks)
+
+
 def remove_hook(name: str) -> None:
     _hooks.pop(name, None)
 
