@@ -26,6 +26,7 @@ from engine.profiler import span
 log = logging.getLogger(__name__)
 
 EVERY_S = 3.0  # of media time, between two looks at a world
+SETTLE_S = 3.0  # of media time, until a new prompt has had its way
 SHARE = 0.02  # of a core, for the meters of all worlds together
 BURST = 3
 
@@ -77,8 +78,8 @@ class DriftMeters:
         What a new prompt makes is meant to look different: it becomes the new reference.
         """
         meter = self._meters.setdefault(world, _Meter())
-        if block.began_prompt:
-            meter.stale, meter.next_s, meter.metrics = True, 0.0, {}
+        if block.began_prompt and block.index:
+            meter.stale, meter.next_s, meter.metrics = True, media_s + SETTLE_S, {}
         if len(pictures) < BURST or media_s < meter.next_s or self._now() < self._rested_s:
             return False
         try:

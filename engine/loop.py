@@ -170,7 +170,7 @@ class Engine:
             if reason := no_memory_for(wanted.cache_bytes, held, self._config.kv_budget_bytes):
                 self._link.send(Refused(command.id, id, reason, bool(self._worlds), RETRY_AFTER_S))
                 return
-            running = Running.open(id, wanted, self._config.journal_dir)
+            running = Running.open(id, wanted, self._config.journal_dir, command.continues)
         except (ValueError, RuntimeError, OSError) as error:  # a wrong spec; no memory; a journal that cannot be kept
             self._link.send(Refused(command.id, id, str(error)))
             return
@@ -183,7 +183,10 @@ class Engine:
         adaptive = running.spec.lead_ms is None
         self._scheduler.add(Turn(id, running.plan.kind, running.period_s, lead_s, running.opened_s, adaptive))
         card = running.plan.loaded.card
-        self._link.send(Opened(command.id, id, card, g.width, g.height, g.fps, round(1000 * lead_s)))
+        first = running.world.block - len(running.given)
+        first_ms = round(1000 * running.world.media_s(first))
+        lead_ms = round(1000 * lead_s)
+        self._link.send(Opened(command.id, id, card, g.width, g.height, g.fps, lead_ms, first, first_ms))
         self._link.send(WorldChanged(id, "starting"))
         log.info("world %s opened: %s", id, running.plan.kind)
 
@@ -259,6 +262,7 @@ class Engine:
         profiler.boundary("block", world=running.id, block=block.index)
         commit_s = running.plan.loaded.watched.commit_s
         self._decoding.put(Job(running.id, running.world, block, time.monotonic() - begun_s, commit_s, early_s))
+        running.save()
 
     def _collect(self) -> None:
         """What decoding and playout have finished, and what has failed there."""
@@ -280,7 +284,8 @@ class Engine:
         running.note(stages_s, result.pictures)
         self._scheduler.note(running.plan.kind, stages_s)
         media_ms = round(1000 * running.world.media_s(job.block.index))
-        phases_ms = {name: 1000 * seconds for name, seconds in (stages_s | {"commit": job.commit_s}).items()}
+        phases_s = {"denoise": job.denoise_s - job.commit_s, "commit": job.commit_s, "decode": result.decode_s}
+        phases_ms = {name: 1000 * seconds for name, seconds in phases_s.items()}
         due_in_ms = 1000 * result.slack_s
         self._drift.offer(job.id, job.block, media_ms / 1000, result.first)
         self._link.send(BlockDone(running.id, job.block.index, media_ms, result.pictures, phases_ms, due_in_ms))

@@ -86,11 +86,16 @@ class ModelCard(Message, frozen=True):
 
 
 class Open(Message, frozen=True):
-    """Start a world. Answered by `Opened` or `Refused`, both with `id`."""
+    """Start a world. Answered by `Opened` or `Refused`, both with `id`.
+
+    With `continues`, the name of a world that was lost with an earlier engine, it goes on from that one's last snapshot
+    if there is one; times in `spec` then count from there.
+    """
 
     id: str
     world: str
     spec: WorldSpec
+    continues: str = ""
 
 
 class Steer(Message, frozen=True):
@@ -173,6 +178,8 @@ class Hello(Message, frozen=True):
 
 
 class Opened(Message, frozen=True):
+    """The world is there. Its first block is `first_block`, later than 0 when it continues another."""
+
     id: str
     world: str
     card: ModelCard
@@ -180,6 +187,8 @@ class Opened(Message, frozen=True):
     height: int
     fps: float
     lead_ms: int
+    first_block: int = 0
+    first_media_ms: int = 0
 
 
 class Refused(Message, frozen=True):
@@ -223,7 +232,9 @@ class Packet(Message, frozen=True):
 
 
 class BlockDone(Message, frozen=True):
-    """One block was generated. Times in ms by phase: `denoise`, `commit`, `decode`, …; `due_in_ms` < 0 means late."""
+    """One block was generated. Times in ms by phase, which do not overlap: `denoise`, `commit` (the clean pass),
+    `decode`, …; `due_in_ms` < 0 means late.
+    """
 
     world: str
     block: int

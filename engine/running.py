@@ -5,6 +5,7 @@ Knows no schedule, no playout and no link; the loop sends the events that come o
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections import deque
@@ -23,8 +24,11 @@ from engine.profiler import active, gauge, span
 from engine.protocol import SignalApplied, Stats, Steer, WorldSpec
 from engine.screen import Figures
 from engine.signals import check_action
+from engine.snapshots import EVERY_S, SnapshotError, resume, save, worth_saving
 from engine.start import begin
 from engine.world import World
+
+log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 RECENT_BLOCKS = 32
@@ -43,26 +47,48 @@ class Running:
     paused: bool = False
     steered: set[int] = field(default_factory=set)  # blocks at which a command changed the prompt
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_BLOCKS))  # of the slower stage, by block
+    saves_to: Path | None = None
+    saved_s: float = field(default_factory=time.monotonic)
     ready_ms: float = 0.0  # media time up to which pictures are made
 
     @classmethod
-    def open(cls, id: str, plan: Plan, journal_dir: Path | None) -> Running:
+    def open(cls, id: str, plan: Plan, journal_dir: Path | None, continues: str = "") -> Running:
         """Raises SpecError, SignalError, CacheFull or OSError; nothing is left behind then."""
-        if not NAME.fullmatch(id):
-            raise SpecError(f"world: expected a name of letters, digits, _ . and -, got {id[:140]!r}")
+        for name in filter(None, (id, continues)):
+            if not NAME.fullmatch(name):
+                raise SpecError(f"world: expected a name of letters, digits, _ . and -, got {name[:140]!r}")
         world = plan.open()
         path = journal_dir / f"{id}.jsonl" if journal_dir else None
         with ExitStack() as undo:
             undo.callback(world.close)
             with span("open", world=id):
-                given = deque(begin(plan.loaded.generator, world))
-            journal = Journal(Opening(plan.spec, plan.loaded.digest), path)
+                went_on = bool(continues) and _go_on(world, journal_dir, continues)
+                given = deque() if went_on else deque(begin(plan.loaded.generator, world))
+            journal = Journal(Opening(plan.spec, plan.loaded.digest, continues if went_on else ""), path)
             undo.pop_all()
-        return cls(id, plan, world, journal, given=given)
+        saves_to = journal_dir / f"{id}.snapshot" if journal_dir else None
+        ready_ms = 1000 * world.media_s() if went_on else 0.0
+        return cls(id, plan, world, journal, given=given, saves_to=saves_to, ready_ms=ready_ms)
 
     def close(self) -> None:
+        """Give everything back; a world that ends needs no snapshot any more."""
         self.world.close()
         self.journal.close()
+        if self.saves_to is not None:
+            self.saves_to.unlink(missing_ok=True)
+
+    def save(self) -> None:
+        """Write a snapshot if the last one is some seconds old. A disk that is full ends that, and nothing else."""
+        now_s = time.monotonic()
+        if self.saves_to is None or now_s - self.saved_s < EVERY_S or not worth_saving(self.world):
+            return
+        self.saved_s = now_s
+        try:
+            with span("save", world=self.id):
+                save(self.world, self.saves_to)
+        except OSError as error:
+            log.warning("world %s: no more snapshots: %s", self.id, error)
+            self.saves_to = None
 
     @property
     def spec(self) -> WorldSpec:
@@ -84,10 +110,10 @@ class Running:
 
     def make(self) -> Block:
         """The next block, all of it: an accelerator has finished it too."""
-        if self.given:
-            return self.given.popleft()
         loaded = self.plan.loaded
         loaded.watched.begin()
+        if self.given:
+            return self.given.popleft()
         with span("denoise", world=self.id, block=self.world.block):
             block = loaded.generator.next_block(self.world)
             if block.latents.is_cuda:
@@ -169,3 +195,25 @@ class Running:
         return SignalApplied(
             command.id, self.id, "prompt", block, media_ms, prompt.understood, prompt.ignored, prompt.text
         )
+
+
+def _go_on(world: World, folder: Path | None, lost: str) -> bool:
+    """Let a new world continue a lost one; False if it has to begin anew. The snapshot is used once."""
+    if folder is None:
+        return False
+    path, wanted = folder / f"{lost}.snapshot", world.spec.prompts
+    try:
+        resume(world, path)
+    except SnapshotError as error:
+        log.warning("world %s is not continued: %s", lost, error)
+        return False
+    path.unlink(missing_ok=True)
+    (folder / f"{lost}.jsonl").unlink(missing_ok=True)
+    world.prompts.keep_until(world.block)
+    now_s = world.media_s()
+    for change in wanted:
+        if change.at_s > 0:
+            world.schedule(change, now_s + change.at_s)
+        elif change.text != world.prompts.switches[-1].change.text:
+            world.steer(change)
+    return True

@@ -86,10 +86,10 @@ def test_a_new_prompt_is_a_new_reference(bench: Bench) -> None:
     for at in range(WINDOW_BURSTS + 2):
         bench.look(at)
     assert bench.meters.metrics("w")
-    bench.look(WINDOW_BURSTS + 2, dim=0.15, began=True)
+    assert not bench.look(WINDOW_BURSTS + 2, began=True), "what is still changing is no reference"
     assert not bench.meters.metrics("w")
     for at in range(WINDOW_BURSTS + 3, 2 * WINDOW_BURSTS + 5):
-        bench.look(at, dim=0.15)
+        assert bench.look(at, dim=0.15)
     assert bench.meters.metrics("w")["drift_aesthetic"] < 0.3, "what it compares with is dim too"
 
 
@@ -143,6 +143,7 @@ def test_a_served_world_tells_its_drift_in_stats(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(toy_preset, "SIZE", (32, 48))
     monkeypatch.setitem(presets.PRESETS, "toy", replace(toy_preset.PRESET, width=48, height=32))
     monkeypatch.setattr(drift, "EVERY_S", 0.1)
+    monkeypatch.setattr(drift, "SETTLE_S", 0.5)
     monkeypatch.setattr(drift, "SHARE", 1.0)
     with EngineThread(profile=False) as engine:
         engine.open("w")

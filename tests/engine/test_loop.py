@@ -109,8 +109,8 @@ def test_a_world_is_opened_and_its_pictures_come_at_its_pace(engine: EngineProce
     assert states == ["starting", "running"]
     blocks = engine.of(BlockDone, lambda e: e.world == world)
     assert [b.media_ms for b in blocks] == [PERIOD_MS * b.block for b in blocks]
-    assert set(blocks[0].phases_ms) == {"denoise", "commit", "decode"}
-    assert 0 < blocks[0].phases_ms["commit"] < blocks[0].phases_ms["denoise"]
+    assert list(blocks[0].phases_ms) == ["denoise", "commit", "decode"], "in the order of the work, each counted once"
+    assert all(ms > 0 for ms in blocks[0].phases_ms.values())
 
 
 def test_no_block_is_made_further_ahead_than_the_lead(engine: EngineProcess, world: str) -> None:
