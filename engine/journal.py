@@ -34,6 +34,7 @@ class Opening(msgspec.Struct, frozen=True):
 
     spec: WorldSpec
     digest: str  # of the model's weights
+    continues: str = ""  # the world from whose snapshot it went on
     format: int = FORMAT
 
 
@@ -137,6 +138,10 @@ def replay(journal: Journal, world: Steerable, blocks: int, make: Callable[[], o
 
     `make` makes the world's next block. Raises JournalError if a signal would take effect at another block than then.
     """
+    if journal.opening.continues:
+        raise JournalError(
+            f"expected a world's journal from its first block, got one that continues {journal.opening.continues}"
+        )
     if journal.truncated:
         raise JournalError(f"expected a whole journal, got its first {len(journal.changes)} changes")
     waiting = iter([*journal.changes, None])

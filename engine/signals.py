@@ -83,6 +83,10 @@ class PromptTrack:
             shown = _shown_before(due)
             self.switches = [s for s in self.switches if s is shown or s is due[-1] or s.block > block]
 
+    def keep_until(self, block: int) -> None:
+        """Drop what is still to come after `block`."""
+        self.switches = [s for s in self.switches if s.block <= block]
+
     def copy(self) -> PromptTrack:
         return PromptTrack(self.encode, [Switch(s.block, s.change, s.prompt) for s in self.switches])
 
@@ -120,6 +124,10 @@ class ActionTrack:
 
 def check_prompt(text: str) -> None:
     """Raise SignalError unless `text` can be a prompt."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise SignalError(f"prompt: expected text, got {text[error.start : error.end]!r} in it") from error
     if not text.strip():
         raise SignalError("prompt: expected some text, got none")
     if len(text) > MAX_PROMPT_CHARS:

@@ -75,6 +75,10 @@ class World:
         self.prompts.change(block, self._resolved(change))
         return block
 
+    def schedule(self, change: PromptChange, at_s: float) -> None:
+        """Let a prompt take effect at the first block that begins at or after a media time."""
+        self.prompts.change(max(self.block_at(at_s), self.next_open_block), self._resolved(change))
+
     def act(self, state: ActionState) -> int:
         """Let an action take effect at the next block that has not begun; return that block's index."""
         check_action(state, self.model.action_keys, self.model.action_values)

@@ -9,6 +9,8 @@ import argparse
 import logging
 import signal
 import socket
+import tempfile
+from dataclasses import replace
 
 import uvicorn
 from rich.console import Console
@@ -44,11 +46,18 @@ class DrainingServer(uvicorn.Server):
 
 
 def run(args: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory(prefix="inferix-worlds-") as worlds:
+        return _serve(args, worlds)
+
+
+def _serve(args: argparse.Namespace, worlds: str) -> int:
+    """Serve, with a folder where the engine keeps what its worlds go on from when it is lost."""
     try:
         settings = from_arguments(args)
-        server = make_server(settings)
+        extra = ("--journal-dir", worlds, *settings.engine.extra)
+        server = make_server(replace(settings, engine=replace(settings.engine, extra=extra)))
     except SettingsError as error:
-        Console(stderr=True).print(f"[red]cannot start:[/red] {error}", markup=True, highlight=False)
+        Console(stderr=True).print(f"cannot start: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
     log_format = "%(asctime)s %(levelname).1s %(name)s %(message)s"
     logging.basicConfig(level=settings.log_level.upper(), format=log_format, force=True)

@@ -170,6 +170,7 @@ class Session:
 
     def on_opened(self, event: Opened) -> None:
         self.opened = event
+        self.line.continued(event.first_block, event.first_media_ms)
         if self.state == "queued":
             self.change("starting")
         picture = self.outputs.picture

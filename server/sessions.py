@@ -253,8 +253,9 @@ class Sessions:
 
     def _open(self, session: Session) -> None:
         """Raises Problem 503 when the engine cannot be told."""
+        lost = session.world if session.opened is not None else ""
         spec = session.next_world()
-        session.send(Open(session.world, session.world, spec))
+        session.send(Open(session.world, session.world, spec, lost))
 
     def _try_open(self, session: Session) -> None:
         try:

@@ -145,6 +145,11 @@ class Worldline:
         """Opening it again and again may be what kills the engine."""
         return len(self._lost_s) > REOPENS
 
+    def continued(self, first_block: int, first_media_ms: int) -> None:
+        """The world opened now does not begin at 0: it goes on from a snapshot, and the story goes on with it."""
+        origin = self._origin
+        self._origin = Origin(origin.block - first_block, origin.media_ms - first_media_ms, origin.pts)
+
     def reopen(self) -> WorldSpec:
         """The world to open in place of the lost one; its first picture follows the last one that left."""
         self._origin = Origin(self.block + 1, self.media_ms, None)
