@@ -8,12 +8,28 @@ import json
 import re
 import statistics
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import websockets
 
+from engine.bench.browser import PROMPTS, BrowserFailed, photons
 from engine.bench.live import Server, Viewer, serving, watch
 from engine.bench.result import Cell, Result, spread
+
+UNDERRUN_PICTURES = 3.0  # picture periods without a new one: what an eye takes for a stop
+
+COLUMNS = (
+    "viewers",
+    "pictures/s each",
+    "of those made",
+    "blocks in time",
+    "underruns each",
+    "join ms p50",
+    "server % of a core",
+    "% per viewer",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,15 +39,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts", type=int, default=5, help="prompts sent to measure steering (default: %(default)s)"
     )
+    parser.add_argument(
+        "--browser", action="store_true", help="also measure from prompt to picture in a headless Chromium"
+    )
 
 
 def measure(args: argparse.Namespace) -> Result:
     return asyncio.run(_measure(args))
 
 
+@dataclass(frozen=True)
+class _Level:
+    """What was measured with one number of viewers."""
+
+    viewers: int
+    pictures: float  # per second and viewer
+    made: float  # per second
+    in_time: float | None  # share of blocks
+    underruns: float | None  # per viewer
+    join_ms: float | None
+    cpu: float  # % of a core
+
+    def row(self, alone: float) -> tuple[Cell, ...]:
+        """`alone`: what the server takes with the first number of viewers."""
+        shares = (self.pictures / self.made if self.made and self.viewers else None, self.in_time, self.underruns)
+        each = (self.cpu - alone) / self.viewers if self.viewers else None
+        return (self.viewers, self.pictures if self.viewers else None, *shares, self.join_ms, self.cpu, each)
+
+
 async def _measure(args: argparse.Namespace) -> Result:
     counts = sorted({int(word) for word in args.viewers.split(",")})
-    async with serving(args.model, "--max-viewers", str(max(counts) + 1), "--pause-after-s", "600") as server:
+    async with serving(args.model, "--max-viewers", str(max(counts) + 2), "--pause-after-s", "600") as server:
         began = time.monotonic()
         answer = (await server.create(args.model, seed=1)).raise_for_status().json()
         session, fps = answer["id"], float(answer["fps"])
@@ -39,49 +77,59 @@ async def _measure(args: argparse.Namespace) -> Result:
         first_s = time.monotonic() - began
         await first.close()
         viewers: list[Viewer] = []
-        rows = [await _at(server, session, viewers, count, args.seconds) for count in counts]
+        levels = [await _at(server, session, viewers, count, args.seconds, fps) for count in counts]
         steering = await _steer(server, session, args.prompts)
         lag = _quantile(await server.metrics(), "inferix_event_loop_lag_seconds", 0.99)
         stats = (await server.show(session))["stats"]
         for viewer in viewers:
             await viewer.close()
-    base = rows[0]
-    table: list[tuple[Cell, ...]] = [
-        (count, pictures, pictures / made if made else None, joins, cpu, (cpu - base[4]) / count if count else None)
-        for count, pictures, made, joins, cpu in rows
-    ]
+        seen = await _seen(server, session, args.prompts) if args.browser else ()
     notes = (
         f"server up in {server.up_s:.1f} s, engine ready in {server.ready_s:.1f} s, a picture {first_s:.1f} s later",
         f"the model's rate is {fps:g} pictures a second; real-time factor {stats['real_time_factor']:.2f}, "
         f"{stats['late_blocks']} late blocks, clock stretched {stats['stretched_ms']:.0f} ms in all",
+        f"an underrun is {UNDERRUN_PICTURES:g} picture periods or more in which a viewer got no new picture",
         f"from a prompt to the first picture under it leaving the server: {steering} ms",
+        *seen,
         f"event loop late by {lag * 1e3:.1f} ms or less in 99 of 100 looks",
     )
-    columns = ("viewers", "pictures/s each", "of those made", "join ms p50", "server % of a core", "% per viewer")
-    return Result("serve", columns, tuple(table), notes, args.model)
+    return Result("serve", COLUMNS, tuple(level.row(levels[0].cpu) for level in levels), notes, args.model)
 
 
-async def _at(
-    server: Server, session: str, viewers: list[Viewer], count: int, seconds: float
-) -> tuple[int, float, float, float, float]:
-    """(viewers, pictures a second each, made a second, median join in ms, % of a core)"""
+async def _at(server: Server, session: str, viewers: list[Viewer], count: int, seconds: float, fps: float) -> _Level:
     joins = []
     while len(viewers) < count:
         viewers.append(await watch(server, session))
         joins.append(viewers[-1].joined_s * 1e3)
-    made, cpu, began = await _pictures(server, session), server.cpu_s(), time.monotonic()
+    made, blocks, late = await _progress(server, session)
+    cpu, began = server.cpu_s(), time.monotonic()
     await asyncio.sleep(seconds)
     spent = time.monotonic() - began
-    made = (await _pictures(server, session) - made) / spent
-    cpu = (server.cpu_s() - cpu) / spent * 100
-    each = [sum(began <= at < began + spent for at in viewer.arrived_s) / spent for viewer in viewers]
-    return count, statistics.mean(each) if each else 0.0, made, statistics.median(joins) if joins else 0.0, cpu
+    made_then, blocks_then, late_then = await _progress(server, session)
+    blocks, late = blocks_then - blocks, late_then - late
+    seen = [[at for at in viewer.arrived_s if began <= at < began + spent] for viewer in viewers]
+    return _Level(
+        count,
+        statistics.mean(len(times) / spent for times in seen) if seen else 0.0,
+        (made_then - made) / spent,
+        1 - late / blocks if blocks else None,
+        statistics.mean(underruns(times, began, began + spent, fps) for times in seen) if seen else None,
+        statistics.median(joins) if joins else None,
+        (server.cpu_s() - cpu) / spent * 100,
+    )
 
 
-async def _pictures(server: Server, session: str) -> float:
-    """Pictures released so far."""
-    shown = await server.show(session)
-    return float(shown["media_ms"]) / 1e3 * float(shown["fps"])
+def underruns(arrived_s: Sequence[float], began_s: float, ended_s: float, fps: float) -> int:
+    """How often a viewer waited `UNDERRUN_PICTURES` periods or more for the next picture."""
+    times = [began_s, *arrived_s, ended_s]
+    return sum(b - a >= UNDERRUN_PICTURES / fps for a, b in zip(times, times[1:], strict=False))
+
+
+async def _progress(server: Server, session: str) -> tuple[float, float, float]:
+    """Pictures released, blocks made and blocks that came late, so far."""
+    shown, metrics = await server.show(session), await server.metrics()
+    pictures = float(shown["media_ms"]) / 1e3 * float(shown["fps"])
+    return pictures, _counter(metrics, "inferix_blocks_total"), _counter(metrics, "inferix_deadline_misses_total")
 
 
 async def _steer(server: Server, session: str, prompts: int) -> str:
@@ -90,10 +138,26 @@ async def _steer(server: Server, session: str, prompts: int) -> str:
     url = str(server.http.base_url).replace("http", "ws", 1).rstrip("/")
     async with websockets.connect(f"{url}/v1/sessions/{session}/ws") as socket:
         for i in range(prompts):
-            text = ("a thunderstorm arrives", "the sky clears")[i % 2]
-            await socket.send(json.dumps({"type": "prompt", "id": f"bench-{i}", "text": text}))
+            await socket.send(json.dumps({"type": "prompt", "id": f"bench-{i}", "text": PROMPTS[i % 2]}))
             latencies.append((await _event(socket, "signal.shown", f"bench-{i}"))["latency_ms"])
     return spread(latencies)
+
+
+async def _seen(server: Server, session: str, prompts: int) -> tuple[str]:
+    """From a prompt to its picture on a browser's screen, in words."""
+    try:
+        found = await photons(f"{str(server.http.base_url).rstrip('/')}/s/{session}", prompts)
+    except BrowserFailed as error:
+        return (f"from a prompt to its picture in a browser: left out, {error}",)
+    p50, p95 = percentile(found.ms, 0.5), percentile(found.ms, 0.95)
+    said = f"p50 {p50:.0f} ms, p95 {p95:.0f} ms of {len(found.ms)} prompts ({found.browser})"
+    return (f"from a prompt to its picture in a browser: {said}",)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that `share` of all do not exceed."""
+    ordered = sorted(values)
+    return next(v for i, v in enumerate(ordered, start=1) if i >= share * len(ordered))
 
 
 async def _event(socket: websockets.ClientConnection, kind: str, id: str) -> dict[str, Any]:
@@ -102,6 +166,11 @@ async def _event(socket: websockets.ClientConnection, kind: str, id: str) -> dic
             event: dict[str, Any] = json.loads(await socket.recv())
             if event["type"] == kind and event.get("id") == id:
                 return event
+
+
+def _counter(metrics: str, name: str) -> float:
+    found = re.search(rf"^{name} (\S+)$", metrics, re.M)
+    return float(found[1]) if found else 0.0
 
 
 def _quantile(metrics: str, name: str, q: float) -> float:
