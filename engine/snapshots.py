@@ -70,7 +70,8 @@ def _classes() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
     prompts = [Prompt]
     for kind in prompts:
         prompts += kind.__subclasses__()
-    return [BlockSignals, Kept, Switch, PromptChange, ActionState, *prompts]
+    parts = [part for kind in prompts for part in kind.parts]
+    return [BlockSignals, Kept, Switch, PromptChange, ActionState, *prompts, *parts]
 
 
 def _origin(world: World) -> tuple[int, str, str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, Protocol, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -94,6 +94,7 @@ class Prompt:
     Dropping the object is clearing the cross-attention cache; the self-attention cache is not involved.
     """
 
+    parts: ClassVar[tuple[type, ...]] = ()  # what a subclass holds beside tensors and plain values, for snapshots
     text: str  # what is in force now (a model with cumulative prompts answers with the merged caption)
     embedding: Tensor  # (1, L, D)
     mask: Tensor | None = None  # (1, L) bool, True where a token counts

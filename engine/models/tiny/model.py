@@ -70,6 +70,7 @@ GEOMETRY: Final = Geometry(
 class TinyPrompt(Prompt):
     """A prompt with the caption it adds up to, and how many places have been named up to it."""
 
+    parts = (Caption,)
     caption: Caption = Caption()
     arrivals: int = 0
 
