@@ -8,6 +8,7 @@ whoever uses it.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -98,7 +99,10 @@ class EngineConfig:
 def parse_bytes(text: str) -> int:
     """Bytes written as a number with an optional k, m or g: `512m`."""
     unit = BYTE_UNITS.get(text[-1:].lower(), 1)
-    return int(float(text[:-1] if unit > 1 else text) * unit)
+    count = float(text[:-1] if unit > 1 else text) * unit
+    if not math.isfinite(count):
+        raise ValueError("expected a finite number of bytes")
+    return int(count)
 
 
 def parse_bool(text: str) -> bool:

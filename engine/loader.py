@@ -34,6 +34,10 @@ MOST_LEAD_MS = 30_000
 UNBOUNDED_CACHE_BYTES = 1 << 30  # for a world whose policy lets its cache grow, where no budget is set
 
 
+class DeviceUnavailable(ValueError):
+    """A device that this machine lacks, or that torch cannot compute on here."""
+
+
 class SpecError(ValueError):
     """A world that cannot be opened as asked; the message says what was expected and what came."""
 
@@ -94,12 +98,11 @@ class Plan:
 def load(name: str, config: EngineConfig, pulse: Callable[[], None]) -> Loaded:
     """The model of this name. `pulse` is called before each of its forward passes.
 
-    Raises UnknownModel, MissingFiles, WeightsError or another ValueError.
+    Raises UnknownModel, DeviceUnavailable, MissingFiles, WeightsError or another ValueError.
     """
-    device = _device(config.device)
     preset = presets.find(name)
     options = presets.LoadOptions(
-        device=device,
+        device=device_named(config.device),
         folder=config.weights_dir,
         decoder=cast(Literal["full", "tiny"], config.decoder),
         keep_text_encoder=config.keep_text_encoder,
@@ -178,7 +181,12 @@ class Watched:
         return out
 
 
-def _device(name: str) -> str:
+def device_named(name: str) -> str:
+    """What `auto`, `cpu`, `cuda` or `cuda:N` means here. Raises DeviceUnavailable."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    there = ["cpu", *(["cuda"] if count else []), *(f"cuda:{i}" for i in range(count))]
     if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return "cuda" if count else "cpu"
+    if name not in there:
+        raise DeviceUnavailable(f"device: expected auto, {', '.join(there)}; got {name!r}")
     return name

@@ -6,8 +6,11 @@ Knows nothing of where the pictures come from.
 
 from __future__ import annotations
 
+import fcntl
 import io
+import logging
 import math
+import os
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -19,10 +22,13 @@ from av.error import FFmpegError
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
+log = logging.getLogger(__name__)
+
 Picture = NDArray[np.uint8]
 """(H, W, 3) RGB."""
 
 GIF_MAX_PICTURES = 600
+_GIF_IN_MEMORY = f"a GIF is kept whole in memory, expected at most {GIF_MAX_PICTURES} pictures"
 
 
 class OutputError(RuntimeError):
@@ -36,15 +42,20 @@ class OutputError(RuntimeError):
 class Movie:
     """An MP4 (H.264) or, by its name, a GIF. Opened before anything is computed, so a bad path costs nothing."""
 
-    def __init__(self, path: Path, width: int, height: int, fps: float) -> None:
+    def __init__(self, path: Path, width: int, height: int, fps: float, pictures: int = 0) -> None:
+        """`pictures`: how many will be added, if that is known. Raises OutputError, and leaves the file as it was."""
         if path.suffix.lower() not in (".mp4", ".gif"):
             raise OutputError(f"output: expected a name ending in .mp4 or .gif, got {path.name!r}")
         self.path, self.written = path, 0
         self._told = False  # that writing has failed
         self._kind = path.suffix.lower()
+        if self._kind == ".gif" and pictures > GIF_MAX_PICTURES:
+            raise OutputError(f"output: {_GIF_IN_MEMORY}, got {pictures}")
         options = {"movflags": "frag_keyframe+empty_moov+default_base_moof"} if self._kind == ".mp4" else {}
         try:
             self._file = _File(path)
+        except BlockingIOError as error:
+            raise OutputError(f"output: {path} is being written by another process") from error
         except OSError as error:
             raise OutputError(f"output: cannot write {path}: {error.strerror}") from error
         container = av.open(self._file, "w", format=self._kind[1:], options=options)
@@ -115,8 +126,14 @@ class _File(io.FileIO):
     """A file that remembers why it could not be written: libav only says so, and not why, when it is closed."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, "wb")
+        super().__init__(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb")
         self.error: OSError | None = None
+        try:
+            _lock(self.fileno())
+            self.truncate(0)
+        except OSError:
+            self.close()
+            raise
 
     def write(self, data: Buffer, /) -> int:
         view = memoryview(data)
@@ -127,6 +144,16 @@ class _File(io.FileIO):
             self.error = self.error or error
             raise
         return memoryview(data).nbytes
+
+
+def _lock(fd: int) -> None:
+    """Raises BlockingIOError if another has the file locked. Goes away with the file."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:  # a file system without locks
+        log.info("files there cannot be locked")
 
 
 def _cut_to_whole_fragments(path: Path) -> None:
@@ -163,7 +190,7 @@ class _Palette:
 
     def add(self, frame: av.VideoFrame) -> None:
         if self._count == GIF_MAX_PICTURES:
-            raise OutputError(f"output: a GIF is kept whole in memory, expected at most {GIF_MAX_PICTURES} pictures")
+            raise OutputError(f"output: {_GIF_IN_MEMORY}, got more")
         frame.pts, frame.time_base = self._count, self._step
         self._count += 1
         self._source.push(frame)

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -60,6 +61,12 @@ class Request:
         for change in self.prompts:
             if change.at_s >= self.seconds:
                 raise SignalError(f"prompt at {change.at_s:g} s: expected a time before the end at {self.seconds:g} s")
+        for (before_s, _), (at_s, _) in pairwise(self.actions):
+            if at_s <= before_s:
+                raise SignalError(f"actions: expected rising times, got {at_s:g} s after {before_s:g} s")
+        if self.actions and not self.actions[-1][0] < self.seconds:
+            last_s = self.actions[-1][0]
+            raise SignalError(f"action at {last_s:g} s: expected a time before the end at {self.seconds:g} s")
 
 
 @dataclass(frozen=True)

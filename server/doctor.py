@@ -25,6 +25,7 @@ import av
 import numpy as np
 from aioice import stun
 from rich.console import Console
+from rich.markup import escape
 
 from server import __version__
 from server.routes.pages import web_folder
@@ -53,9 +54,10 @@ def run(args: argparse.Namespace) -> int:
     findings = examine(args.port, args.record_dir, args.stun)
     console = Console(stderr=args.json)
     for finding in findings:
-        console.print(f"{MARKS[finding.verdict]} {finding.what}: {finding.detail}", highlight=False, soft_wrap=True)
+        text = escape(f"{finding.what}: {finding.detail}")
+        console.print(f"{MARKS[finding.verdict]} {text}", highlight=False, soft_wrap=True)
         if finding.fix:
-            console.print(f"     → {finding.fix}", highlight=False, soft_wrap=True)
+            console.print(f"     → {escape(finding.fix)}", highlight=False, soft_wrap=True)
     failed = any(finding.verdict == "fail" for finding in findings)
     if args.json:
         print(json.dumps({"ok": not failed, "findings": [asdict(finding) for finding in findings]}))

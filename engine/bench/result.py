@@ -41,9 +41,9 @@ class Result:
             table.add_row(*(_said(cell) for cell in row))
         console.print(table)
         for note in self.notes:
-            console.print(f"· {note}", highlight=False)
+            console.print(f"· {note}", highlight=False, markup=False)
         console.print(", ".join(f"{k} {v}" for k, v in self.machine.items()), style="dim", highlight=False)
-        console.print(self.command, style="dim", highlight=False)
+        console.print(self.command, style="dim", highlight=False, markup=False)
 
 
 def machine() -> dict[str, str]:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from engine.bench.live import ServerFailed
 from engine.commands.generate import BAD_INPUT, Refusals
+from engine.commands.refusal import refuse
 
 BENCHES = {
     "engine": ("engine.bench.engine", "blocks, phases, real-time factor, floor of a step"),
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         if options.json is not None:
             options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result.json()), indent=1))
     except (*Refusals, ServerFailed, OSError) as error:
-        console.print(f"[red]inferix bench {args.bench}:[/red] {error}", highlight=False)
+        refuse(console, f"bench {args.bench}", error)
         return BAD_INPUT
     result.print(console)
     return 0

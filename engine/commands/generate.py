@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import re
+import signal
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -23,10 +26,12 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from engine import hooks, profiler
 from engine.accelerator import annotation, device_event, torch_profiled
 from engine.bench.result import machine
+from engine.commands.refusal import printable, refuse, say
 from engine.hooks import HooksWrong
 from engine.kvcache.policy import PolicyError
 from engine.kvcache.pool import CacheFull
 from engine.layers.attention import AttentionUnavailable
+from engine.loader import DeviceUnavailable, device_named
 from engine.models.presets import LoadOptions, MissingFiles, UnknownModel
 from engine.movie import Movie, OutputError, Picture, contact_sheet, write_png
 from engine.parallel.launch import RankLost
@@ -39,6 +44,7 @@ from engine.protocol import ActionState, PromptChange, PromptMode
 from engine.recipe import RecipeError
 from engine.report import write_report, write_trace
 from engine.rollout import WORLD, Part, Request, Rollout, use_threads
+from engine.samplers import NotFinite
 from engine.signals import SignalError
 from engine.start import StartError
 from engine.weights import WeightsError
@@ -57,6 +63,8 @@ Refusals = (
     OutputError,
     UnknownModel,
     MissingFiles,
+    DeviceUnavailable,
+    NotFinite,
     WeightsError,
     AttentionUnavailable,
     HooksWrong,
@@ -88,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="denoising steps per block (default: the model's)")
     parser.add_argument("--kv", default="", help="KV policy, as in 'window=12 sink=3 store=int8'")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 …")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 …, or auto")
     parser.add_argument("--ranks", type=int, default=1, help="processes that share the computation, a GPU each on cuda")
     parser.add_argument("--ulysses", type=int, help="how many of them share heads (default: chosen by measurement)")
     parser.add_argument("--ring", type=int, help="how many of them share keys")
@@ -117,24 +125,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the video; 0 when it is whole, 2 on input that cannot be, 130 when interrupted."""
+    """Make the video; 0 when it is whole, 2 on input that cannot be, 130 when interrupted or terminated."""
     console = Console(stderr=args.json)
     try:
-        return _generate(args, console)
+        with _ended_like_an_interrupt():
+            return _generate(args, console)
     except Refusals as error:
-        console.print(f"[red]inferix generate:[/red] {error}", markup=True, highlight=False)
+        refuse(console, "generate", error)
         return BAD_INPUT
 
 
 def request_of(args: argparse.Namespace) -> Request:
-    """What the arguments ask for. Raises SignalError."""
+    """What the arguments ask for. Raises SignalError or DeviceUnavailable."""
     if args.threads is not None:
         if not 1 <= args.threads <= 256:
             raise SignalError(f"threads: expected 1 to 256, got {args.threads}")
         use_threads(args.threads)
     prompts = (PromptChange(0.0, args.prompt), *(parse_prompt(text) for text in args.at))
     actions = tuple(parse_hold(text) for text in args.hold)
-    load = LoadOptions(device=args.device)
+    load = LoadOptions(device=device_named(args.device))
     return Request(args.model, prompts, args.seconds, args.seed, actions, args.kv, args.steps, args.start, load)
 
 
@@ -182,13 +191,14 @@ class _Sums:
 def _generate(args: argparse.Namespace, console: Console) -> int:
     request, wish = request_of(args), Wish(args.ranks, args.ulysses, args.ring)
     request.check()
+    _check_files(args)
     if args.frames_dir is not None:
         _make_folder(args.frames_dir)
     with ExitStack() as stack:
         recorder = _recorder(args, stack)
         rollout = stack.enter_context(opened(request, wish))
         g = rollout.model.geometry
-        movie = stack.enter_context(Movie(args.output, g.width, g.height, g.fps))
+        movie = stack.enter_context(Movie(args.output, g.width, g.height, g.fps, rollout.total_pictures))
         sums, status = _Sums(), 0
         began = time.perf_counter()
         try:
@@ -201,15 +211,13 @@ def _generate(args: argparse.Namespace, console: Console) -> int:
             _write_profile(args, rollout, sums, recorder)
         _report(args, rollout, sums, console)
     if status == INTERRUPTED:
-        console.print(f"interrupted: the first {sums.pictures / g.fps:.1f} s are in {args.output}")
+        say(console, f"interrupted: the first {sums.pictures / g.fps:.1f} s are in {args.output}")
     return status
 
 
 def _recorder(args: argparse.Namespace, stack: ExitStack) -> Profiler | None:
     """What records the run until `stack` closes; None when nobody wants to know."""
     files = [path for path in (args.profile, args.torch_profile) if path is not None]
-    for path in files:
-        _open_for_writing(path)
     if args.hooks is not None and args.profile is None:
         raise HooksWrong("hooks: expected --profile FILE to show their measures in, got none")
     if not files and not args.nvtx:
@@ -217,7 +225,7 @@ def _recorder(args: argparse.Namespace, stack: ExitStack) -> Profiler | None:
     if args.hooks is not None:
         for name in hooks.load(args.hooks):
             stack.callback(profiler.remove_hook, name)
-    device = torch.device(args.device)
+    device = torch.device(device_named(args.device))
     annotate = annotation(device, torch_profile=args.torch_profile is not None, nvtx=args.nvtx)
     recorder = Profiler(PROFILE_SPANS, device_event(device), annotate)
     if args.torch_profile is not None:
@@ -272,13 +280,14 @@ def _report(args: argparse.Namespace, rollout: Rollout, sums: _Sums, console: Co
         "seed": args.seed,
         "digest": sums.digest.hexdigest(),
         "model_digest": rollout.model.digest(),
-        "output": str(args.output),
+        "output": printable(str(args.output)),
     }
     if args.json:
         Console(soft_wrap=True).out(msgspec.json.encode(summary).decode(), highlight=False)
     else:
         seconds, factor = summary["seconds"], summary["real_time_factor"]
-        console.print(f"{args.output}: {seconds:.1f} s at {fps:g} fps, made at {factor}× real time (seed {args.seed})")
+        said = f"{seconds:.1f} s at {fps:g} fps, made at {factor}× real time (seed {args.seed})"
+        say(console, f"{args.output}: {said}")
 
 
 def _write_profile(args: argparse.Namespace, rollout: Rollout, sums: _Sums, recorder: Profiler) -> None:
@@ -302,12 +311,37 @@ def _write_profile(args: argparse.Namespace, rollout: Rollout, sums: _Sums, reco
         raise OutputError(f"profile: cannot write {args.profile}: {error.strerror}") from error
 
 
-def _open_for_writing(path: Path) -> None:
+@contextmanager
+def _ended_like_an_interrupt() -> Iterator[None]:
+    """SIGTERM finishes the file as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    """Raise OutputError for files that get in each other's way, or cannot be written when their turn comes."""
+    late = {"sheet": args.sheet, "profile": args.profile, "torch-profile": args.torch_profile}
+    taken: dict[str, str] = {}
+    for name, path in {"start": args.start, "output": args.output, **late}.items():
+        if path is not None and (other := taken.setdefault(os.path.realpath(path), name)) != name:
+            raise OutputError(f"{name}: expected another file than that of --{other}, got {path}")
+    for name, path in late.items():
+        if path is not None:
+            _open_for_writing(name, path)
+
+
+def _open_for_writing(name: str, path: Path) -> None:
     """Find out now whether a file can be written that is only written at the end."""
+    there = path.exists()
     try:
         path.open("ab").close()
+        if not there:
+            path.unlink()
     except OSError as error:
-        raise OutputError(f"profile: cannot write {path}: {error.strerror}") from error
+        raise OutputError(f"{name}: cannot write {path}: {error.strerror}") from error
 
 
 def _make_folder(folder: Path) -> None:

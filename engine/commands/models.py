@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from engine import hub
+from engine.commands.refusal import refuse
 from engine.hub import Found, HubUnavailable, Needs
 from engine.kvcache.policy import PolicyError
 from engine.models import presets
@@ -56,9 +57,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return actions[args.action](args, console)
     except Refusals as error:
-        console.print(
-            f"inferix models {args.action}: {error}", style="red", markup=False, highlight=False, soft_wrap=True
-        )
+        refuse(console, f"models {args.action}", error)
         return BAD_INPUT
 
 

@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from engine.commands.refusal import refuse
 from engine.config import parse_bytes
 from engine.kvcache.policy import PolicyError
 from engine.models import presets
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; 2 on input that cannot be."""
-    console = Console()
+    console, told = Console(), Console(stderr=args.json)
     try:
         if not 0 < args.seconds <= 1e7:
             raise PlanError(f"seconds: expected more than 0, got {args.seconds:g}")
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         worlds = None if args.budget is None else plan.worlds_in(args.budget, args.seconds)
         ranks = _ranks(plan, args.seconds, args.ranks) if args.ranks != 1 else {}
     except (PlanError, PolicyError, UnknownModel, SplitError) as error:
-        console.print(f"[red]inferix plan:[/red] {error}", highlight=False)
+        refuse(told, "plan", error)
         return BAD_INPUT
     if args.json:
         facts = _facts(plan, args.seconds, worlds) | {"ranks": {str(way): found for way, found in ranks.items()}}

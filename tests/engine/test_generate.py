@@ -70,6 +70,18 @@ def test_a_gif_plays_too(tmp_path: Path) -> None:
         (["--prompt", "a", "-o", "/nowhere/w.mp4"], "cannot write /nowhere/w.mp4"),
         (["--prompt", "a", "-o", "world.avi"], "ending in .mp4 or .gif"),
         (["--prompt", "a", "--threads", "0"], "1 to 256"),
+        (["--prompt", "a\udcff"], r"expected text, got '\udcff' in it"),
+        (["--prompt", "a", "--hold", "5s:", "--hold", "2s: right"], "rising times, got 2 s after 5 s"),
+        (["--prompt", "a", "--hold", "99s: right"], "action at 99 s: expected a time before the end"),
+        (["--prompt", "a", "--kv", "[/red]"], "got '[/red]'"),
+        (["--prompt", "a", "--model", "[bold]x"], "got '[bold]x'"),
+        (["--prompt", "a", "--kv", "window=1000000000000"], "more than can be allocated"),
+        (["--prompt", "a", "--kv", "window=6 range=0:99999999999999"], "more than can be allocated"),
+        (["--prompt", "a", "--device", "tpu"], "device: expected auto, cpu"),
+        (["--prompt", "a", "--seconds", "100", "-o", "w.gif"], "at most 600 pictures, got 800"),
+        (["--prompt", "a", "--sheet", "/nowhere/s.png"], "sheet: cannot write /nowhere/s.png"),
+        (["--prompt", "a", "--sheet", "s.png", "--profile", "./s.png"], "profile: expected another file than"),
+        (["--prompt", "a", "--profile", "p.html", "--kv", "x"], "got 'x'"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_no_file(
@@ -80,6 +92,34 @@ def test_bad_input_is_one_clear_line_and_no_file(
     text = " ".join(capsys.readouterr().out.split())
     assert said in text and "Traceback" not in text
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_file_to_begin_from_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clip = tmp_path / "mine.mp4"
+    clip.write_bytes(b"precious")
+    assert run("--prompt", "a", "--start", str(clip), "-o", str(tmp_path / "." / "mine.mp4")) == 2
+    assert "expected another file than that of --start" in " ".join(capsys.readouterr().out.split())
+    assert clip.read_bytes() == b"precious"
+
+
+def test_a_file_is_written_by_one_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "w.mp4"
+    with Movie(path, 32, 16, 8.0) as movie:
+        movie.add(np.zeros((9, 16, 32, 3), np.uint8))
+        with pytest.raises(OutputError, match="is being written by another process"):
+            Movie(path, 32, 16, 8.0)
+    assert frames(path) == 9
+    with Movie(path, 32, 16, 8.0) as movie:
+        movie.add(np.zeros((2, 16, 32, 3), np.uint8))
+    assert frames(path) == 2
+
+
+def test_a_name_that_is_no_text_is_still_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a [b] \udcff.mp4"
+    assert run("--prompt", "[/red]", "--seconds", "1", "-o", str(path), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["output"].endswith("/a [b] ?.mp4")
+    assert run("--prompt", "a", "--seconds", "1", "-o", str(path)) == 0
+    assert "a [b] ?.mp4: 1.0 s" in capsys.readouterr().out
 
 
 def test_how_a_prompt_takes_over_can_be_said() -> None:
@@ -112,12 +152,13 @@ def start(*words: str, limit: int | None = None) -> subprocess.Popen[str]:
     return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=limited)
 
 
-def test_an_interrupt_leaves_a_finished_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wish", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_a_finished_file(tmp_path: Path, wish: signal.Signals) -> None:
     out = tmp_path / "w.mp4"
     process = start("--seconds", "4000", "-o", str(out))
     while not out.exists() or out.stat().st_size < 4000:
         assert process.poll() is None, process.communicate()[0]
-    process.send_signal(signal.SIGINT)
+    process.send_signal(wish)
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and "interrupted: the first" in text
     assert frames(out) > 8
