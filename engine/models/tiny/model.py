@@ -127,6 +127,7 @@ class TinyModel:
         self.network = network.to(device).eval().requires_grad_(False)
         self.decoder = TinyDecoder(decoder.to(device).eval().requires_grad_(False))
         self.device = torch.device(device)
+        self._digest = ""
 
     @torch.inference_mode()
     def encode(self, text: str, previous: Prompt | None) -> TinyPrompt:
@@ -173,8 +174,10 @@ class TinyModel:
         return (x - clean) / share.clamp(min=1e-3)[..., None, None, None]
 
     def digest(self) -> str:
-        """Hash of all weights."""
-        return digest(torch.nn.ModuleList([self.network, self.decoder.network]))
+        """Hash of all weights, computed once."""
+        if not self._digest:
+            self._digest = digest(torch.nn.ModuleList([self.network, self.decoder.network]))
+        return self._digest
 
     def _cross(self, prompt: Prompt) -> Tensor:
         """Keys and values of a prompt in all cross-attention layers, made once: (1, layers, 2, WORDS, D)."""
