@@ -28,6 +28,7 @@ class Result:
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
     model: str = ""
+    figures: dict[str, float] = field(default_factory=dict)  # the notes' numbers, for programs
     machine: dict[str, str] = field(default_factory=lambda: machine())
     command: str = field(default_factory=lambda: shlex.join(["inferix", *sys.argv[1:]]))
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import websockets
 
-from engine.bench.browser import PROMPTS, BrowserFailed, photons
+from engine.bench.browser import PROMPTS, BrowserFailed, Photons, photons
 from engine.bench.live import Server, Viewer, serving, watch
-from engine.bench.result import Cell, Result, spread
+from engine.bench.result import Cell, Result
 
 UNDERRUN_PICTURES = 3.0  # picture periods without a new one: what an eye takes for a stop
 
@@ -34,14 +34,30 @@ COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="tiny-world")
-    parser.add_argument("--viewers", default="0,1,4,16", help="numbers of viewers, rising (default: %(default)s)")
+    parser.add_argument(
+        "--viewers", type=_counts, default="0,1,4,16", help="numbers of viewers, rising (default: %(default)s)"
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="measured at each number (default: %(default)s)")
     parser.add_argument(
-        "--prompts", type=int, default=5, help="prompts sent to measure steering (default: %(default)s)"
+        "--prompts", type=_at_least_one, default=5, help="prompts sent to measure steering (default: %(default)s)"
     )
     parser.add_argument(
         "--browser", action="store_true", help="also measure from prompt to picture in a headless Chromium"
     )
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _counts(text: str) -> list[int]:
+    """Numbers, each once, rising."""
+    words = text.split(",")
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise argparse.ArgumentTypeError(f"expected numbers as in 0,1,4, got {text!r}")
+    return sorted({int(word) for word in words})
 
 
 def measure(args: argparse.Namespace) -> Result:
@@ -68,7 +84,7 @@ class _Level:
 
 
 async def _measure(args: argparse.Namespace) -> Result:
-    counts = sorted({int(word) for word in args.viewers.split(",")})
+    counts: list[int] = args.viewers
     async with serving(args.model, "--max-viewers", str(max(counts) + 2), "--pause-after-s", "600") as server:
         began = time.monotonic()
         answer = (await server.create(args.model, seed=1)).raise_for_status().json()
@@ -78,22 +94,25 @@ async def _measure(args: argparse.Namespace) -> Result:
         await first.close()
         viewers: list[Viewer] = []
         levels = [await _at(server, session, viewers, count, args.seconds, fps) for count in counts]
-        steering = await _steer(server, session, args.prompts)
+        left_ms = await _steer(server, session, args.prompts)
         lag = _quantile(await server.metrics(), "inferix_event_loop_lag_seconds", 0.99)
         stats = (await server.show(session))["stats"]
         for viewer in viewers:
             await viewer.close()
-        seen = await _seen(server, session, args.prompts) if args.browser else ()
+        shown = await _seen(server, session, args.prompts) if args.browser else None
     notes = (
         f"server up in {server.up_s:.1f} s, engine ready in {server.ready_s:.1f} s, a picture {first_s:.1f} s later",
         f"the model's rate is {fps:g} pictures a second; real-time factor {stats['real_time_factor']:.2f}, "
         f"{stats['late_blocks']} late blocks, clock stretched {stats['stretched_ms']:.0f} ms in all",
         f"an underrun is {UNDERRUN_PICTURES:g} picture periods or more in which a viewer got no new picture",
-        f"from a prompt to the first picture under it leaving the server: {steering} ms",
-        *seen,
+        f"from a prompt to the first picture under it leaving the server: {_said(left_ms)}",
+        *_notes_of(shown),
         f"event loop late by {lag * 1e3:.1f} ms or less in 99 of 100 looks",
     )
-    return Result("serve", COLUMNS, tuple(level.row(levels[0].cpu) for level in levels), notes, args.model)
+    figures = {"first_picture_s": first_s, "event_loop_lag_p99_s": lag} | _figures("prompt_to_packet_ms", left_ms)
+    if isinstance(shown, Photons):
+        figures |= _figures("prompt_to_photon_ms", shown.ms)
+    return Result("serve", COLUMNS, tuple(level.row(levels[0].cpu) for level in levels), notes, args.model, figures)
 
 
 async def _at(server: Server, session: str, viewers: list[Viewer], count: int, seconds: float, fps: float) -> _Level:
@@ -132,7 +151,7 @@ async def _progress(server: Server, session: str) -> tuple[float, float, float]:
     return pictures, _counter(metrics, "inferix_blocks_total"), _counter(metrics, "inferix_deadline_misses_total")
 
 
-async def _steer(server: Server, session: str, prompts: int) -> str:
+async def _steer(server: Server, session: str, prompts: int) -> list[float]:
     """Latencies in ms, from the message's arrival to the first picture made under it leaving."""
     latencies: list[float] = []
     url = str(server.http.base_url).replace("http", "ws", 1).rstrip("/")
@@ -140,18 +159,31 @@ async def _steer(server: Server, session: str, prompts: int) -> str:
         for i in range(prompts):
             await socket.send(json.dumps({"type": "prompt", "id": f"bench-{i}", "text": PROMPTS[i % 2]}))
             latencies.append((await _event(socket, "signal.shown", f"bench-{i}"))["latency_ms"])
-    return spread(latencies)
+    return latencies
 
 
-async def _seen(server: Server, session: str, prompts: int) -> tuple[str]:
-    """From a prompt to its picture on a browser's screen, in words."""
+async def _seen(server: Server, session: str, prompts: int) -> Photons | BrowserFailed:
+    """From a prompt to its picture on a browser's screen, or why that could not be measured."""
     try:
-        found = await photons(f"{str(server.http.base_url).rstrip('/')}/s/{session}", prompts)
+        return await photons(f"{str(server.http.base_url).rstrip('/')}/s/{session}", prompts)
     except BrowserFailed as error:
-        return (f"from a prompt to its picture in a browser: left out, {error}",)
-    p50, p95 = percentile(found.ms, 0.5), percentile(found.ms, 0.95)
-    said = f"p50 {p50:.0f} ms, p95 {p95:.0f} ms of {len(found.ms)} prompts ({found.browser})"
-    return (f"from a prompt to its picture in a browser: {said}",)
+        return error
+
+
+def _notes_of(shown: Photons | BrowserFailed | None) -> tuple[str, ...]:
+    if shown is None:
+        return ()
+    if isinstance(shown, BrowserFailed):
+        return (f"from a prompt to its picture in a browser: left out, {shown}",)
+    return (f"from a prompt to its picture in a browser: {_said(shown.ms)} ({shown.browser})",)
+
+
+def _said(ms: Sequence[float]) -> str:
+    return f"p50 {percentile(ms, 0.5):.0f} ms, p95 {percentile(ms, 0.95):.0f} ms of {len(ms)} prompts"
+
+
+def _figures(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {f"{name}_p50": percentile(values, 0.5), f"{name}_p95": percentile(values, 0.95)}
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -54,6 +54,9 @@ def test_the_serve_benchmark_measures_a_server_under_viewers(tmp_path: Path) -> 
     assert rows[1]["pictures/s each"] > 0 and rows[1]["join ms p50"] > 0 and rows[1]["underruns each"] >= 0
     assert all(0 <= row["blocks in time"] <= 1 and row["server % of a core"] >= 0 for row in rows)
     assert "leaving the server" in notes and "browser" not in notes
+    figures = json.loads(out.read_text())["figures"]
+    assert figures["prompt_to_packet_ms_p95"] >= figures["prompt_to_packet_ms_p50"] > 0
+    assert "prompt_to_photon_ms_p50" not in figures
 
 
 def test_the_sessions_benchmark_counts_worlds_until_one_too_many(tmp_path: Path) -> None:
@@ -62,6 +65,15 @@ def test_the_sessions_benchmark_counts_worlds_until_one_too_many(tmp_path: Path)
     rows, notes = result(out)
     assert [row["worlds"] for row in rows] == [1, 2] and "2 worlds were not refused" in notes
     assert all(row["slowest, of its rate"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["--viewers", "1,x"], "'1,x'"), (["--prompts", "0"], "at least 1, got '0'")]
+)
+def test_what_cannot_be_measured_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run("serve", *words)
+    assert said in capsys.readouterr().err
 
 
 async def test_a_server_is_measured_from_outside_and_ended() -> None:
