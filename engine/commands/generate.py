@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -128,11 +129,13 @@ def run(args: argparse.Namespace) -> int:
     """Make the video; 0 when it is whole, 2 on input that cannot be, 130 when interrupted or terminated."""
     console = Console(stderr=args.json)
     try:
-        with _ended_like_an_interrupt():
-            return _generate(args, console)
+        return _generate(args, console)
     except Refusals as error:
         refuse(console, "generate", error)
         return BAD_INPUT
+    except KeyboardInterrupt:
+        say(console, "interrupted")
+        return INTERRUPTED
 
 
 def request_of(args: argparse.Namespace) -> Request:
@@ -199,12 +202,11 @@ def _generate(args: argparse.Namespace, console: Console) -> int:
         rollout = stack.enter_context(opened(request, wish))
         g = rollout.model.geometry
         movie = stack.enter_context(Movie(args.output, g.width, g.height, g.fps, rollout.total_pictures))
-        sums, status = _Sums(), 0
+        sums = _Sums()
         began = time.perf_counter()
-        try:
-            _make(args, rollout, movie, sums, console)
-        except KeyboardInterrupt:
-            status = INTERRUPTED
+        with stopped_by_signals() as stop:
+            _make(args, rollout, movie, sums, console, stop)
+        status = INTERRUPTED if stop.is_set() and sums.pictures < rollout.total_pictures else 0
         sums.spent_s = time.perf_counter() - began
         movie.close()
         if recorder is not None and args.profile is not None:
@@ -235,7 +237,30 @@ def _recorder(args: argparse.Namespace, stack: ExitStack) -> Profiler | None:
     return recorder
 
 
-def _make(args: argparse.Namespace, rollout: Rollout, movie: Movie, sums: _Sums, console: Console) -> None:
+@contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """An event that Ctrl-C or SIGTERM sets, seen between two blocks; a second one interrupts at once.
+
+    An exception raised by the signal itself could come anywhere, also where a library swallows it.
+    """
+    stop = threading.Event()
+
+    def note(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _make(
+    args: argparse.Namespace, rollout: Rollout, movie: Movie, sums: _Sums, console: Console, stop: threading.Event
+) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[facts]}"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("generating", total=rollout.total_pictures, facts="")
@@ -245,6 +270,8 @@ def _make(args: argparse.Namespace, rollout: Rollout, movie: Movie, sums: _Sums,
             movie.add(part.pictures)
             _note(args, part, sums, every)
             _show(bar, task, part, sums, rollout.model.geometry.fps, time.perf_counter() - began)
+            if stop.is_set():
+                return
 
 
 def _note(args: argparse.Namespace, part: Part, sums: _Sums, every: int) -> None:
@@ -309,16 +336,6 @@ def _write_profile(args: argparse.Namespace, rollout: Rollout, sums: _Sums, reco
         write_report(args.profile, recorder, WORLD, what, facts, g.block_s * 1e3, where)
     except OSError as error:
         raise OutputError(f"profile: cannot write {args.profile}: {error.strerror}") from error
-
-
-@contextmanager
-def _ended_like_an_interrupt() -> Iterator[None]:
-    """SIGTERM finishes the file as Ctrl-C does."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _check_files(args: argparse.Namespace) -> None:

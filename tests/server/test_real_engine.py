@@ -20,7 +20,7 @@ WEIGHTS = ROOT / "engine" / "models" / "tiny" / "weights"
 @pytest.mark.skipif(not WEIGHTS.is_dir(), reason="the shipped weights are not in this tree")
 async def test_the_shipped_world_lives_through_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    engine = EngineSettings(models=("tiny-world",), device="cpu", backoff_s=0.1)
+    engine = EngineSettings(models=("tiny-world",), device="cpu", backoff_s=0.1, extra=("--journal-dir", str(tmp_path)))
     async with live(dataclasses.replace(settings_with(tmp_path), engine=engine), ready_s=120) as server:
         body = await server.create(seed=7)
         session = server.session(body["id"])
@@ -40,6 +40,7 @@ async def test_the_shipped_world_lives_through_a_server(tmp_path: Path, monkeypa
             await event(socket, "state", 60, state="paused")
             await server.http.post(f"/v1/sessions/{session.id}/resume")
             await event(socket, "state", 60, state="running")
+            await until(lambda: any(tmp_path.glob("*.snapshot")), 60)
             block = session.line.block
             assert server.core.link.pid is not None
             os.kill(server.core.link.pid, signal.SIGKILL)
@@ -47,5 +48,8 @@ async def test_the_shipped_world_lives_through_a_server(tmp_path: Path, monkeypa
             await event(socket, "state", 120, state="running")
             await until(lambda: session.line.block > block + 1, 60)
             assert len(await watcher.frames(2)) == 2
+            assert session.opened is not None and session.opened.first_block > 0, "it went on, not anew"
+            shown = await event(socket, "block", 60)
+            assert shown["block"] > block, "the story goes on with it"
         profile = await server.http.get(f"/v1/sessions/{session.id}/profile?blocks=2")
         assert profile.status_code == 200
