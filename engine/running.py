@@ -54,7 +54,7 @@ class Running:
     @classmethod
     def open(cls, id: str, plan: Plan, journal_dir: Path | None, continues: str = "") -> Running:
         """Raises SpecError, SignalError, CacheFull or OSError; nothing is left behind then."""
-        for name in filter(None, (id, continues)):
+        for name in (id, continues) if continues else (id,):
             if not NAME.fullmatch(name):
                 raise SpecError(f"world: expected a name of letters, digits, _ . and -, got {name[:140]!r}")
         world = plan.open()

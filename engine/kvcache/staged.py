@@ -218,7 +218,7 @@ class StagedBlock:
     def _borrow_workspace(self) -> Workspace:
         if self._workspace is None:
             g, form = self._cache.pool.format.geometry, self._cache.pool.format
-            extra = self._cache.policy.topk * self._cache.frames_per_block
+            extra = min(self._cache.policy.topk, len(self.candidates)) * self._cache.frames_per_block
             frames = len(self._visible) + extra + len(self.stored)
             shape = (g.layers, frames, g.tokens, g.heads, g.head_dim)
             self._workspace = self._cache.shelf.take(shape, form.dtype, self._cache.pool.device)
