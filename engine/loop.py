@@ -174,6 +174,10 @@ class Engine:
         except (ValueError, RuntimeError, OSError) as error:  # a wrong spec; no memory; a journal that cannot be kept
             self._link.send(Refused(command.id, id, str(error)))
             return
+        except Exception as error:  # a process's main loop: this world cannot be, the others go on
+            log.exception("world %s could not be opened", id)
+            self._link.send(Refused(command.id, id, f"{type(error).__name__}: {error}"))
+            return
         self._admit(command, running)
 
     def _admit(self, command: Open, running: Running) -> None:

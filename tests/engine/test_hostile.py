@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.models import presets
 from engine.protocol import (
     ActionState,
     BlockDone,
@@ -20,7 +21,9 @@ from engine.protocol import (
     WantProfile,
     WorldSpec,
 )
-from tests.engine_process import EngineProcess
+from engine.running import Running
+from tests.engine_process import EngineProcess, EngineThread
+from tests.toy_preset import PRESET
 
 A = (PromptChange(0.0, "a"),)
 SPECS = {
@@ -108,6 +111,21 @@ def test_seeds_are_any_number(engine: EngineProcess) -> None:
 def test_a_profile_of_any_length_is_answered(engine: EngineProcess, blocks: int) -> None:
     engine.send(WantProfile(f"p{blocks}", "good", blocks))
     lives(engine)
+
+
+def test_a_world_whose_opening_breaks_is_refused_and_others_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: object) -> None:
+        raise TypeError("a model's own mistake")
+
+    monkeypatch.setitem(presets.PRESETS, "toy", PRESET)
+    with EngineThread() as engine:
+        engine.greeting()
+        with monkeypatch.context() as patch:
+            patch.setattr(Running, "open", broken)
+            engine.send(Open("broken", "w", WorldSpec("toy", A)))
+            assert engine.wait_for(Refused).message == "TypeError: a model's own mistake"
+        engine.open("w")
+        engine.wait_for(BlockDone)
 
 
 def test_a_pipe_is_no_picture(engine: EngineProcess, tmp_path: Path) -> None:
