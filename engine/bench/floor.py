@@ -57,8 +57,9 @@ class Shape:
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
 
     def make(self) -> Tensor:
-        made = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
-        return made.normal_() if self.dtype.is_floating_point else made.zero_()
+        own = [1 if step == 0 else count for count, step in zip(self.size, self.stride, strict=True)]  # not expanded
+        made = torch.empty_strided(own, self.stride, dtype=self.dtype, device=self.device)
+        return (made.normal_() if self.dtype.is_floating_point else made.zero_()).expand(self.size)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

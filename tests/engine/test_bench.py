@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.bench.floor import Floor, record
+from engine.bench.floor import Floor, Shape, record
 from engine.commands import bench
 from engine.models import presets
 from tests.toy_model import TOY
@@ -63,6 +63,15 @@ def test_the_floor_is_made_of_the_products_of_the_step() -> None:
         ops = record(lambda: (F.gelu(a @ b), F.scaled_dot_product_attention(q, q, q), a + 1))
     assert [op.name for op in ops] == ["matmul", "scaled_dot_product_attention"]
     assert Floor(ops).seconds() > 0
+
+
+def test_the_floor_can_be_made_of_tensors_that_are_expanded() -> None:
+    a, b = torch.randn(8, 1).expand(8, 16), torch.randn(16, 4)
+    with torch.inference_mode():
+        [op] = record(lambda: a @ b)
+    shape = op.arguments[0]
+    assert isinstance(shape, Shape) and shape.make().stride() == a.stride()
+    assert Floor([op]).seconds() > 0
 
 
 def test_an_unknown_model_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
