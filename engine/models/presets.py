@@ -393,7 +393,7 @@ _TINY = Preset(
     "a little planet of six places, trained here and shipped with the package; runs live on two CPU cores",
     "engine.models.tiny.model:load",
     "tiny-world",
-    sampler=FewStep((1000, 500), shift=1.0, warp=False),
+    sampler=FewStep((1000,), shift=1.0, warp=False),
     kv="window=8",
     width=256,
     height=144,
