@@ -6,12 +6,13 @@ import argparse
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from engine import profiler
-from engine.bench.floor import Floor, record
+from engine.bench.floor import Floor, Op, record
 from engine.bench.result import Cell, Result, spread
 from engine.generator import Block
 from engine.models.presets import LoadOptions
@@ -47,7 +48,7 @@ def measure(args: argparse.Namespace) -> Result:
     notes = (
         f"blocks one after another: {block_ms:.1f} ms for {g.block_s * 1e3:.0f} ms of video",
         f"decoding beside denoising: {real_time:.2f} × real time at {g.fps:g} fps, {g.width}x{g.height}",
-        f"a step takes {spread(ratios)} × its own products alone ({floor_ms:.1f} ms in {kinds})",
+        f"a step takes {spread(ratios)} × its own products alone ({floor_ms:.1f} ms; a block's: {kinds})",
     )
     return Result("engine", ("phase", "ms per block", "share"), tuple(rows), notes, name)
 
@@ -86,35 +87,46 @@ def _in_turn(rollout: Rollout) -> Block:
 
 
 @dataclass
-class _Timer:
-    """Stands in for a model's forward and times each call of it."""
+class _Watched:
+    """Stands in for a model's forward: notes the products of each call, or times it."""
 
-    inner: object
-    seconds: list[float]
+    inner: Callable[..., object]
+    clock: Callable[[], float]
+    ops: list[Op] | None = None
+    seconds: float = 0.0
+    calls: int = 0
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        began = time.perf_counter()
-        out = self.inner(*args, **kwargs)  # type: ignore[operator]
-        self.seconds.append(time.perf_counter() - began)
+        self.calls += 1
+        if self.ops is not None:
+            made: list[object] = []
+            self.ops += record(lambda: made.append(self.inner(*args, **kwargs)))
+            return made[0]
+        began = self.clock()
+        out = self.inner(*args, **kwargs)
+        self.seconds += self.clock() - began
         return out
 
 
 def _against_floor(rollout: Rollout, blocks: int) -> tuple[list[float], float, str]:
-    """Ratios of a step's time to that of its products alone, taken in turns."""
+    """Ratios of the time of a block's steps to that of their products alone, taken in turns.
+
+    On a CPU both are processor seconds: what other programs take does not count.
+    """
     model, whole = rollout.model, rollout.model.forward
-    ops = record(lambda: rollout.generator.next_block(rollout.world))
-    timer = _Timer(whole, [])
-    model.forward = timer  # type: ignore[method-assign, assignment]
+    clock = time.process_time if model.device.type == "cpu" else time.perf_counter
+    watched = _Watched(whole, clock, ops=[])
+    model.forward = watched  # type: ignore[method-assign, assignment]
     try:
         rollout.generator.next_block(rollout.world)
-        calls = len(timer.seconds)
-        floor = Floor(ops)
+        assert watched.ops is not None
+        calls, floor, watched.ops = watched.calls, Floor(watched.ops), None
         ratios, floors = [], []
         for _ in range(blocks):
-            timer.seconds.clear()
+            watched.seconds = 0.0
             rollout.generator.next_block(rollout.world)
-            floors.append(floor.seconds())
-            ratios.append(sum(timer.seconds) / floors[-1])
+            floors.append(floor.seconds(clock))
+            ratios.append(watched.seconds / floors[-1])
     finally:
         model.forward = whole  # type: ignore[method-assign]
     kinds = ", ".join(f"{count} {name}" for name, count in floor.kinds.most_common())
