@@ -153,6 +153,8 @@ def _port_range() -> Finding:
 
 
 def _free_port(port: int) -> Finding:
+    if not 0 <= port <= 65535:
+        return Finding("port", "fail", f"expected 0 to 65535, got {port}", "choose another --port")
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))

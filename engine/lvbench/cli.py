@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import get_args
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -101,6 +102,8 @@ def _run_judging(args: argparse.Namespace, console: Console) -> int:
     method = Method(args.measures, args.parts, args.weights, args.weights_dir)
     if args.jobs < 1:
         raise NothingToJudge(f"--jobs: expected 1 or more, got {args.jobs}")
+    if args.report:
+        _check_writable(args.report)
     with tempfile.TemporaryDirectory(prefix="inferix-eval-") as scratch:
         sources = list(_sources(args, Path(scratch), console))
         if not sources:
@@ -228,6 +231,17 @@ def _write_report(path: Path, outcome: Outcome) -> None:
     path.write_text(render(outcome.verdicts, outcome.skipped), encoding="utf-8")
 
 
+def _check_writable(path: Path) -> None:
+    """Find out before the judging whether its page can be written."""
+    there = path.exists()
+    try:
+        path.open("ab").close()
+        if not there:
+            path.unlink()
+    except OSError as error:
+        raise NothingToJudge(f"--report: cannot write {path}: {error.strerror}") from error
+
+
 def _print_table(outcome: Outcome, method: Method, console: Console) -> None:
     table = Table(title=f"mean drift, {method.measures} measures, {method.parts} parts, {method.weights} weights")
     table.add_column("video", overflow="fold")
@@ -235,7 +249,7 @@ def _print_table(outcome: Outcome, method: Method, console: Console) -> None:
         table.add_column(name, justify="right")
     for verdict in outcome.verdicts:
         found = [verdict.drifts[name] for name in DIMENSIONS]
-        table.add_row(verdict.facts.path, *(f"{100 * drift.mean:.1f} %" if drift else "–" for drift in found))
+        table.add_row(escape(verdict.facts.path), *(f"{100 * drift.mean:.1f} %" if drift else "–" for drift in found))
     if outcome.verdicts:
         console.print(table)
     for skipped in outcome.skipped:
@@ -243,5 +257,5 @@ def _print_table(outcome: Outcome, method: Method, console: Console) -> None:
 
 
 def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console)

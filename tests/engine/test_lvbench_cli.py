@@ -57,6 +57,14 @@ def test_what_cannot_be_judged_is_listed_and_the_rest_goes_on(run: Any, video: P
     assert "Left out" in report.read_text(encoding="utf-8")
 
 
+def test_a_name_that_looks_like_markup_is_a_name(run: Any, video: Path, tmp_path: Path) -> None:
+    path = tmp_path / "[" / "red].mp4"
+    path.parent.mkdir()
+    path.write_bytes(video.read_bytes())
+    status, said, _ = run(path, "--json", "--parts", "2")
+    assert (status, said["videos"][0]["path"]) == (0, str(path))
+
+
 def test_jobs_change_nothing_but_the_time(run: Any, video: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.mp4"
     broken.write_bytes(b"-")
@@ -84,6 +92,7 @@ def test_two_methods_never_share_a_page(video: Path) -> None:
         ([], "expected a VIDEO, --session, --dataset or --model, got none"),
         (["x.mp4", "--parts", "1"], "expected at least 2 parts, got 1"),
         (["x.mp4", "--jobs", "0"], "--jobs: expected 1 or more, got 0"),
+        (["x.mp4", "--report", "/nowhere/x.html"], "--report: cannot write /nowhere/x.html"),
         (["manifest"], "manifest: expected one folder of videos, got []"),
         (["manifest", "/nowhere"], "expected a folder of videos, got none"),
         (["--dataset", "/nowhere"], "expected a manifest.jsonl, got none"),

@@ -144,6 +144,11 @@ def test_the_doctor_finds_the_encoders(capsys: pytest.CaptureFixture[str]) -> No
     assert all(finding["fix"] for finding in report["findings"] if finding["verdict"] == "fail")
 
 
+def test_the_doctor_knows_what_a_port_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--port", "99999999"]) == 1
+    assert "expected 0 to 65535, got 99999999" in capsys.readouterr().out
+
+
 async def test_metrics_say_what_happened(server: Live) -> None:
     id = (await server.create())["id"]
     async with server.ws(id) as socket, watching(server.http, id) as watcher:
