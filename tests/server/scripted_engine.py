@@ -234,5 +234,6 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--model", action="append")
     parser.add_argument("--worlds", type=int, default=4)
+    parser.add_argument("--journal-dir", help="taken and not used: these worlds end with their engine")
     args = parser.parse_args()
     Engine(socket.socket(fileno=args.fd), args.worlds).run()
