@@ -6,7 +6,7 @@ import argparse
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +16,7 @@ from engine.bench.floor import Floor, Op, record
 from engine.bench.result import Cell, Result, spread
 from engine.generator import Block
 from engine.models.presets import LoadOptions
-from engine.profiler import Profiler
+from engine.profiler import Profiler, Span
 from engine.protocol import PromptChange
 from engine.rollout import Request, Rollout, use_threads
 
@@ -71,11 +71,17 @@ def _phases(rollout: Rollout, blocks: int) -> dict[str, list[float]]:
     made = [_in_turn(rollout) for _ in range(blocks)]
     profiler.disable()
     wanted = {block.index for block in made}
-    times: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for span in recorder.spans.copy():
-        if span.place.block in wanted and span.name != "block":
-            assert span.place.block is not None
-            times[span.name][span.place.block] += span.ms
+    return own_ms([span for span in recorder.spans.copy() if span.place.block in wanted])
+
+
+def own_ms(spans: Sequence[Span]) -> dict[str, list[float]]:
+    """Milliseconds of each phase in each block, of nested ones where they are innermost; spans as they ended."""
+    times: dict[str, dict[int | None, float]] = defaultdict(lambda: defaultdict(float))
+    inside: dict[tuple[str, int], float] = defaultdict(float)  # (thread, depth) -> of spans whose outer one is open
+    for span in spans:
+        inside[span.thread, span.depth] += span.ms
+        own = span.ms - inside.pop((span.thread, span.depth + 1), 0.0)
+        times["between phases" if span.name == "block" else span.name][span.place.block] += own
     return {name: list(per_block.values()) for name, per_block in times.items()}
 
 

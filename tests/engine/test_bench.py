@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from engine.bench.engine import own_ms
 from engine.bench.floor import Floor, Shape, record
 from engine.commands import bench
 from engine.models import presets
+from engine.profiler import Place, Span
 from tests.toy_model import TOY
 
 
@@ -55,6 +57,17 @@ def test_the_memory_benchmark_counts_a_windows_pages_and_copies_of_the_block_alo
     assert row["device at 1/4"] == row["at the end"] == 6 * page
     assert row["copied per block"] == 3 * 2 * page, "two steps and the clean pass"
     assert row["gathered per block"] == 0
+
+
+def test_nested_phases_count_once() -> None:
+    def ended(name: str, depth: int, begin_ms: int, end_ms: int, block: int = 0) -> Span:
+        return Span(name, begin_ms * 10**6, end_ms * 10**6, Place("w", block), "t", depth)
+
+    spans = [ended("gather", 2, 1, 3), ended("step", 1, 1, 8), ended("step", 1, 8, 9), ended("block", 0, 0, 10)]
+    spans += [ended("decode", 0, 10, 14), ended("step", 1, 21, 25, 1), ended("block", 0, 20, 26, 1)]
+    own = own_ms(spans)
+    assert own == {"gather": [2.0], "step": [6.0, 4.0], "between phases": [2.0, 2.0], "decode": [4.0]}
+    assert sum(map(sum, own.values())) == 10 + 4 + 6
 
 
 def test_the_floor_is_made_of_the_products_of_the_step() -> None:
