@@ -82,7 +82,8 @@ def caches(
     A policy that lets the cache grow needs `most_frames`, the latent frames the world will ever have.
     """
     per_block = model.geometry.frames_per_block
-    held = rule.most_held(per_block) or most_frames + per_block
+    held, needed = rule.most_held(per_block), most_frames + per_block
+    held = needed if held is None else min(held, needed) if most_frames else held
     form = PageFormat(spread.kv if spread else model.geometry.kv, model.dtype, rule.store)
     pool = PagePool(form, (held + recache_room(preset, held)) * sampler.branches, model.device)
     make = spread.cache if spread else KVCache

@@ -13,7 +13,7 @@ import torch
 
 from engine import profiler
 from engine.bench.floor import Floor, Op, record
-from engine.bench.result import Cell, Result, spread
+from engine.bench.result import Cell, Result, count, spread
 from engine.generator import Block
 from engine.models.presets import LoadOptions
 from engine.profiler import Profiler, Span
@@ -24,10 +24,10 @@ from engine.rollout import Request, Rollout, use_threads
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="tiny-world")
     parser.add_argument("--kv", default="")
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--blocks", type=int, default=48, help="blocks measured (default: %(default)s)")
+    parser.add_argument("--steps", type=count)
+    parser.add_argument("--blocks", type=count, default=48, help="blocks measured (default: %(default)s)")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=1, help="of the denoiser (default: %(default)s)")
+    parser.add_argument("--threads", type=count, default=1, help="of the denoiser (default: %(default)s)")
 
 
 def measure(args: argparse.Namespace) -> Result:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from engine.bench.result import Cell, Result
+from engine.bench.result import Cell, Result, count
 from engine.models.presets import LoadOptions
 from engine.protocol import PromptChange
 from engine.rollout import Request, Rollout, use_threads
@@ -16,9 +16,9 @@ POLICIES = ("", "full", "full store=int8", "full store=int4", "topk=2 offload=ho
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="tiny-world")
     parser.add_argument("--kv", action="append", help="a policy to measure; may be given several times")
-    parser.add_argument("--blocks", type=int, default=64, help="length of each world (default: %(default)s)")
+    parser.add_argument("--blocks", type=count, default=64, help="length of each world (default: %(default)s)")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=count, default=1)
 
 
 def measure(args: argparse.Namespace) -> Result:

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine import recipe
 from engine.bench import magi
 from engine.bench.floor import Floor, record
-from engine.bench.result import Cell, Result
+from engine.bench.result import Cell, Result, count
 from engine.generator import Generator
 from engine.layers.attention import choose
 from engine.models import BlockModel, presets
@@ -51,10 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--preset", default="self-forcing-1.3b", help="a row of the Wan2.1 or MAGI-1 family (default: %(default)s)"
     )
     parser.add_argument("--scale", choices=SCALES, default="mid", help="default: %(default)s; full wants a GPU")
-    parser.add_argument("--blocks", type=int, default=7, help="default: %(default)s")
+    parser.add_argument("--blocks", type=count, default=7, help="default: %(default)s")
     parser.add_argument("--kv", default="", help="KV policy in place of the preset's")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
+    parser.add_argument("--threads", type=count, default=1, help="of torch (default: %(default)s)")
     parser.add_argument("--compile", action="store_true", help="compile the layers")
 
 

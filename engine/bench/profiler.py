@@ -7,7 +7,7 @@ import statistics
 import time
 
 from engine import profiler
-from engine.bench.result import Cell, Result, spread
+from engine.bench.result import Cell, Result, count, spread
 from engine.models.presets import LoadOptions
 from engine.profiler import Profiler
 from engine.protocol import PromptChange
@@ -18,9 +18,9 @@ SPAN_CALLS = 20_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="tiny-world")
-    parser.add_argument("--pairs", type=int, default=60, help="blocks with and without (default: %(default)s)")
+    parser.add_argument("--pairs", type=count, default=60, help="blocks with and without (default: %(default)s)")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=count, default=1)
 
 
 def measure(args: argparse.Namespace) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import shlex
@@ -45,6 +46,13 @@ class Result:
             console.print(f"· {note}", highlight=False, markup=False)
         console.print(", ".join(f"{k} {v}" for k, v in self.machine.items()), style="dim", highlight=False)
         console.print(self.command, style="dim", highlight=False, markup=False)
+
+
+def count(text: str) -> int:
+    """How many of something to do, for a parser of arguments: 1 or more."""
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10**6:
+        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, got {text!r}")
+    return int(text)
 
 
 def machine() -> dict[str, str]:

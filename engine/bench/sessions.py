@@ -6,12 +6,12 @@ import argparse
 import asyncio
 
 from engine.bench.live import Server, serving
-from engine.bench.result import Cell, Result
+from engine.bench.result import Cell, Result, count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="tiny-world")
-    parser.add_argument("--most", type=int, default=8, help="worlds to try at most (default: %(default)s)")
+    parser.add_argument("--most", type=count, default=8, help="worlds to try at most (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=8.0, help="measured at each number (default: %(default)s)")
 
 

@@ -87,6 +87,15 @@ def test_the_floor_can_be_made_of_tensors_that_are_expanded() -> None:
     assert Floor([op]).seconds() > 0
 
 
+@pytest.mark.parametrize(
+    "words", [["engine", "--blocks", "-3"], ["memory", "--threads", "0"], ["profiler", "--pairs", "x"]]
+)
+def test_a_number_that_cannot_be_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run(*words)
+    assert "expected a whole number of 1 or more" in capsys.readouterr().err
+
+
 def test_an_unknown_model_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("engine", "--model", "nothing") == 2
     assert "got 'nothing'" in capsys.readouterr().out
