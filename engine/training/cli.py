@@ -9,7 +9,9 @@ import argparse
 import json
 import logging
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
@@ -17,9 +19,13 @@ from rich.logging import RichHandler
 from rich.table import Table
 
 from engine.models.tiny.model import WEIGHTS
-from engine.training.evaluate import EvaluationOptions, Finding, evaluate
-from engine.training.export import NothingTrained, export
-from engine.training.recipe import ALIASES, SIZES, STAGES, TrainingOptions, run_training
+from engine.training.options import ALIASES, PARTS, SIZES, STAGES, EvaluationOptions, TrainingOptions
+from engine.weights import WeightsError
+
+if TYPE_CHECKING:
+    from engine.training.evaluate import Finding
+
+NEEDED = ("numba", "cv2")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--weights", type=Path, default=WEIGHTS)
     check.add_argument("--clips", type=int, default=200, help="clips of the attribute test")
     check.add_argument("--minutes", type=float, default=2.0, help="length of the drift test")
-    check.add_argument("--only", nargs="*", default=(), help="names of the parts to measure; all if none is named")
+    check.add_argument(
+        "--only", nargs="*", choices=PARTS, default=[], help="names of the parts to measure; all if none is named"
+    )
     check.add_argument("--sheet", type=Path, help="write a PNG of generated pictures above true ones")
     check.add_argument("--json", action="store_true")
     check.add_argument("--threads", type=int, default=1)
@@ -51,17 +59,29 @@ def run(args: argparse.Namespace) -> int:
     """Runs what was asked for; 0 if it went well."""
     console = Console(stderr=True)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console)])
-    if args.train_command == "export":
-        return _export(args, console)
+    lacking = [name for name in NEEDED if find_spec(name) is None]
+    if lacking:
+        console.print(f"error: this needs {' and '.join(lacking)}: pip install 'inferix-live[train]'", markup=False)
+        return 2
+    try:
+        return {"tiny-world": _train, "export": _export, "evaluate": _evaluate}[args.train_command](args, console)
+    except WeightsError as error:
+        console.print(f"error: {error}", markup=False)
+        return 2
+
+
+def _train(args: argparse.Namespace, console: Console) -> int:
+    from engine.training.recipe import run_training  # needs the train extra
+
+    del console
     torch.set_num_threads(args.threads)
-    if args.train_command == "evaluate":
-        return _evaluate(args)
-    options = TrainingOptions(args.out, args.stage, args.hours, args.seed, args.device, args.preset, args.steps)
-    run_training(options)
+    run_training(TrainingOptions(args.out, args.stage, args.hours, args.seed, args.device, args.preset, args.steps))
     return 0
 
 
 def _export(args: argparse.Namespace, console: Console) -> int:
+    from engine.training.export import NothingTrained, export  # needs the train extra
+
     try:
         written = export(args.run, args.out)
     except NothingTrained as error:
@@ -72,7 +92,11 @@ def _export(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _evaluate(args: argparse.Namespace) -> int:
+def _evaluate(args: argparse.Namespace, console: Console) -> int:
+    from engine.training.evaluate import evaluate  # needs the train extra
+
+    del console
+    torch.set_num_threads(args.threads)
     options = EvaluationOptions(args.weights, args.clips, args.minutes, tuple(args.only), args.sheet)
     findings = list(evaluate(options))
     if args.json:
@@ -82,7 +106,7 @@ def _evaluate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _table(findings: list[Finding]) -> Table:
+def _table(findings: "list[Finding]") -> Table:
     table = Table("part", "measure", "value", "unit")
     for finding in findings:
         for name, value in finding.values.items():

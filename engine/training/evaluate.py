@@ -26,6 +26,7 @@ from engine.models.tiny.text import PHRASES
 from engine.protocol import ActionState, PromptChange
 from engine.rollout import Request, Rollout
 from engine.training.data import Array
+from engine.training.options import PARTS, EvaluationOptions
 from engine.training.sheets import write_sheet
 from engine.training.truth import HEADS, Judge, codec_of, psnr, train_judge, true_pictures
 
@@ -38,15 +39,6 @@ SAYINGS: Final = (
     "now it is {weather} and {time} over the {place}: {subject}",
     "i want to see {subject} near a {place} during {time}; {weather} please",
 )
-
-
-@dataclass(frozen=True)
-class EvaluationOptions:
-    weights: Path
-    clips: int = 200
-    minutes: float = 2.0
-    only: tuple[str, ...] = ()
-    sheet: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +60,7 @@ class Seen:
 def evaluate(options: EvaluationOptions) -> Iterator[Finding]:
     """The findings of all parts, or of those in `options.only`, in order."""
     model = load_from(options.weights)
-    for name, part in PARTS.items():
+    for name, part in MEASURES.items():
         if not options.only or name in options.only:
             yield from part(model, options)
     if options.sheet:
@@ -302,13 +294,13 @@ def draw_sheet(model: TinyModel, path: Path) -> None:
 
 
 Part = Callable[[TinyModel, EvaluationOptions], Iterator[Finding]]
-PARTS: Final[dict[str, Part]] = {
-    "speed": measure_speed,
-    "quality": measure_quality,
-    "seams": measure_seams,
-    "actions": measure_actions,
-    "return": measure_return,
-    "attributes": measure_attributes,
-    "switch": measure_switches,
-    "drift": measure_drift,
-}
+MEASURES: Final[dict[str, Part]] = dict(
+    zip(
+        PARTS,
+        (
+            *(measure_speed, measure_quality, measure_seams, measure_actions),
+            *(measure_return, measure_attributes, measure_switches, measure_drift),
+        ),
+        strict=True,
+    )
+)

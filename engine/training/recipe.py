@@ -9,7 +9,6 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +33,7 @@ from engine.training.decoder import (
 from engine.training.forcing import Rolling, roll_block
 from engine.training.memory import MemoryFrames, fit_tables, measure_memory, memory_losses, memory_optimiser
 from engine.training.optimiser import Optimiser
+from engine.training.options import ALIASES, SHARE, STAGES, TrainingOptions
 from engine.training.run import Average, Chance, Plan, Stage
 from engine.training.sheets import write_sheet
 from engine.training.transformer import (
@@ -50,41 +50,6 @@ from engine.training.transformer import (
 )
 
 logger = logging.getLogger(__name__)
-
-STAGES: Final = ("codec", "clips", "memory", "full", "blocks", "few-step", "decoder")
-SHARE: Final = {"memory": 0.34, "full": 0.06, "blocks": 0.3, "few-step": 0.15, "decoder": 0.15}
-"""Share of the training time of each stage that is trained by gradient."""
-ALIASES: Final = {"transformer": ("full", "blocks")}
-
-
-@dataclass(frozen=True)
-class Size:
-    """What differs between a run on a CPU and one on a GPU."""
-
-    shards: int
-    memory_batch: int
-    decoder_batch: int
-    clip_scale: int  # times as many clips in a batch
-
-
-SIZES: Final = {"cpu": Size(5, 160, 8, 1), "gpu": Size(40, 2048, 64, 32)}
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """What `inferix train tiny-world` was asked for."""
-
-    out: Path
-    stage: str = "all"
-    hours: float = 6.0
-    seed: int = 0
-    device: str = "cpu"
-    preset: str = "cpu"
-    steps: int | None = None  # instead of what `hours` would give; for one stage
-
-    @property
-    def size(self) -> Size:
-        return SIZES[self.preset]
 
 
 def run_training(options: TrainingOptions) -> None:

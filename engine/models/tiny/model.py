@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from engine.models import (
@@ -43,6 +42,7 @@ from engine.models.tiny.planet import (
 from engine.models.tiny.text import Caption, read
 from engine.protocol import PromptMode, Signal
 from engine.weights import assign, check, digest
+from engine.weights import read as read_weights
 
 WEIGHTS: Final = Path(__file__).parent / "weights"
 SUGGESTIONS: Final = (
@@ -233,11 +233,11 @@ def load(preset: Preset, options: LoadOptions) -> TinyModel:
 
 
 def load_from(folder: Path, device: str = "cpu") -> TinyModel:
-    """A model of `world.safetensors` and `decoder.safetensors` in `folder`."""
+    """A model of `world.safetensors` and `decoder.safetensors` in `folder`. Raises WeightsError."""
     network, decoder = TinyNetwork(), KeyframeDecoder()
     for module, name in ((network, "world"), (decoder, "decoder")):
         path = folder / f"{name}.safetensors"
-        tensors = load_file(path)
+        tensors = read_weights(path)
         check(tensors, {k: tuple(v.shape) for k, v in module.state_dict().items()}, path)
         assign(module, tensors, device, torch.float32, path)
     decoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -1,0 +1,51 @@
+"""What a training run is asked for. Plain values: nothing here needs the libraries that training itself needs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+PARTS: Final = ("speed", "quality", "seams", "actions", "return", "attributes", "switch", "drift")
+"""Of the evaluation."""
+STAGES: Final = ("codec", "clips", "memory", "full", "blocks", "few-step", "decoder")
+SHARE: Final = {"memory": 0.34, "full": 0.06, "blocks": 0.3, "few-step": 0.15, "decoder": 0.15}
+"""Share of the training time of each stage that is trained by gradient."""
+ALIASES: Final = {"transformer": ("full", "blocks")}
+
+
+@dataclass(frozen=True)
+class Size:
+    """What differs between a run on a CPU and one on a GPU."""
+
+    shards: int
+    memory_batch: int
+    decoder_batch: int
+    clip_scale: int  # times as many clips in a batch
+
+
+SIZES: Final = {"cpu": Size(5, 160, 8, 1), "gpu": Size(40, 2048, 64, 32)}
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What `inferix train tiny-world` was asked for."""
+
+    out: Path
+    stage: str = "all"
+    hours: float = 6.0
+    seed: int = 0
+    device: str = "cpu"
+    preset: str = "cpu"
+    steps: int | None = None  # instead of what `hours` would give; for one stage
+
+    @property
+    def size(self) -> Size:
+        return SIZES[self.preset]
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    weights: Path
+    clips: int = 200
+    minutes: float = 2.0
+    only: tuple[str, ...] = ()
+    sheet: Path | None = None
