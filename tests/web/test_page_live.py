@@ -27,10 +27,10 @@ PATIENT_MS = 90_000  # the machine may be busy with other tests
 class Served:
     """`inferix serve` as a process of its own, and what it says about itself."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self.log = folder / "serve.log"
         with self.log.open("w") as log:
-            command = [*SERVE, "--record-dir", str(folder)]
+            command = [*SERVE, "--record-dir", str(folder), *options]
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
         self.address = self._address()
 
@@ -142,3 +142,20 @@ def test_viewers_are_told_when_the_engine_dies_and_see_the_world_go_on(live: Any
     live.keyboard.down("ArrowRight")
     wait_moving(live, tries=600)
     live.keyboard.up("ArrowRight")
+
+
+def test_a_world_that_two_ranks_share_plays_and_is_steered_in_a_browser(page: Any, tmp_path: Path) -> None:
+    if not WEIGHTS.exists():
+        pytest.skip(f"the shipped world is not in this checkout: {WEIGHTS.relative_to(ROOT)}")
+    server = Served(tmp_path, "--ranks", "2")
+    try:
+        page.goto(server.address)
+        wait_playing(page, PATIENT_MS)
+        say(page, "it snows at night")
+        page.wait_for_selector("#story li.applied[aria-current] >> text=it snows at night", timeout=PATIENT_MS)
+        page.focus("#stage")
+        page.keyboard.down("ArrowRight")
+        wait_moving(page, tries=400)
+        page.keyboard.up("ArrowRight")
+    finally:
+        assert server.stop() == 0, server.log.read_text()
