@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from engine.kvcache.home import Home
 from engine.kvcache.latent import Projection
 from engine.kvcache.policy import Policy
 from engine.kvcache.pool import PagePool
@@ -30,9 +31,6 @@ from engine.kvcache.tiers import HostTier, PageData
 from engine.layers.attention import Attention, sdpa
 from engine.models import Context
 from engine.profiler import span
-
-# How many pages a world whose cache grows asks for at once, so that its pages lie in long runs.
-GROWTH_PAGES = 48
 
 
 class KVCache:
@@ -66,8 +64,7 @@ class KVCache:
         self._slots: dict[int, int] = {}  # frame -> slot
         self._blocks: list[range] = []  # committed blocks of which frames are held, of `frames_per_block` at most
         self._summaries: dict[int, Tensor] = {}  # frame -> mean key per head (layers, heads, head_dim)
-        self._home: range = range(0)  # the run this world reserved
-        self._spare: list[int] = []  # its pages of that run that hold no frame
+        self._home = Home(pool, policy.most_held(frames_per_block))
 
     # ------------------------------------------------------------------------------------------ one block
 
@@ -106,7 +103,7 @@ class KVCache:
     def refuse(self, pages: Iterable[int]) -> None:
         """Take back the pages of a block that was not committed."""
         for page in pages:
-            self._release(page)
+            self._home.release(page)
 
     def spread(self, context: Context) -> Context:
         """A context of this cache's world as its model is to see it: itself, unless the cache is a rank's share."""
@@ -153,7 +150,7 @@ class KVCache:
 
     def bytes_by_tier(self) -> dict[str, int]:
         """Bytes this world holds: pages on the device (reserved ones included) and in host memory."""
-        pages = len(self._pages) + len(self._spare)
+        pages = len(self._pages) + len(self._home)
         return {"device": pages * self.pool.format.page_bytes, "host": self.host.used_bytes}
 
     # ------------------------------------------------------------------------------------ life and copies
@@ -163,7 +160,7 @@ class KVCache:
         gone = [f for f in frames if f in self]
         for frame in gone:
             if frame in self._pages:
-                self._release(self._pages.pop(frame))
+                self._home.release(self._pages.pop(frame))
             self._summaries.pop(frame, None)
             self._slots.pop(frame)
         self.host.drop(gone)
@@ -174,7 +171,7 @@ class KVCache:
         for frame in [f for f in frames if f in self._pages]:
             self.host.put(frame, self._page_data(frame))
             self.offloaded_bytes += self.pool.format.page_bytes
-            self._release(self._pages.pop(frame))
+            self._home.release(self._pages.pop(frame))
 
     def fork(self) -> KVCache:
         """A second cache that shares every page until the two differ."""
@@ -182,15 +179,14 @@ class KVCache:
         self.pool.share(list(self._pages.values()))
         twin._pages, twin._blocks, twin._summaries = dict(self._pages), list(self._blocks), dict(self._summaries)
         twin.host, twin._slots = self.host.copy(), dict(self._slots)
-        twin._home, twin._spare = range(0), []
+        twin._home = Home(self.pool, self.policy.most_held(self.frames_per_block))
         twin.copied_bytes = twin.gathered_bytes = twin.offloaded_bytes = 0
         return twin
 
     def close(self) -> None:
         """Give every page back."""
         self.drop(self.held)
-        self.pool.give_back(self._spare)
-        self._spare, self._home = [], range(0)
+        self._home.close()
 
     def snapshot(self) -> dict[str, Tensor]:
         """Everything held, as tensors; `restore` on an empty cache of the same format makes the same cache of it."""
@@ -262,49 +258,17 @@ class KVCache:
         return list(itertools.islice((slot for slot in itertools.count() if slot not in used), count))
 
     def _take(self, slots: Sequence[int]) -> list[int]:
-        """Pages for new frames, in the order of their slots if it can be had: from the run this world has reserved."""
-        count = len(slots)
-        if len(self._spare) < count:
-            self._reserve(count)
-        if len(self._spare) < count:
-            return self.pool.take(count, max(self._pages.values(), default=-1))
-        at_home = [self._home.start + slot for slot in slots]
-        taken = at_home if self._bounded and set(at_home) <= set(self._spare) else self._spare[:count]
-        self._spare = [page for page in self._spare if page not in taken]
-        return taken
-
-    def _reserve(self, count: int) -> None:
-        """Reserve a run if the pool has room for one; a bounded cache asks once for all it will ever hold."""
-        most = self.policy.most_held(self.frames_per_block)
-        wanted = max(count, GROWTH_PAGES - GROWTH_PAGES % count if most is None else most)
-        self.pool.give_back(self._spare)
-        self._spare = []
-        if self.pool.free >= wanted:
-            run = self.pool.take(wanted, after=self._home[-1] if most is None and self._home else -1)
-            self._spare, self._home = sorted(run), range(min(run), max(run) + 1)
+        return self._home.take(slots, after=max(self._pages.values(), default=-1))
 
     def _come_home(self) -> None:
-        """Move this world's own pages to their slots in the run it has reserved (after a re-cache, or a fork's end)."""
-        if not self._bounded:
-            return
+        """Move this world's own pages to where their slots belong (after a re-cache, or a fork's end)."""
         for frame, page in list(self._pages.items()):
-            home = self._home.start + self._slots[frame]
-            if page != home and home in self._spare and self.pool.references(page) == 1:
+            better = self._home.better_place(page, self._slots[frame])
+            if better is not None:
                 for plane in self.pool.storage.planes.values():
-                    plane[:, home] = plane[:, page]
-                self._spare.remove(home)
-                self._pages[frame] = home
-                self._release(page)
-
-    @property
-    def _bounded(self) -> bool:
-        return self.policy.most_held(self.frames_per_block) is not None
-
-    def _release(self, page: int) -> None:
-        if page in self._home and self.pool.references(page) == 1:
-            self._spare = sorted([*self._spare, page])
-        else:
-            self.pool.give_back([page])
+                    plane[:, better] = plane[:, page]
+                self._pages[frame] = better
+                self._home.release(page)
 
     def _planes(self, layer: int, frame: int) -> PageData:
         """One frame of one layer, plane by plane: (1, ...)."""
