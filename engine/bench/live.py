@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,9 +62,10 @@ async def serving(model: str, *options: str) -> AsyncIterator[Server]:
     command = ["-m", "server", "serve", "--model", model, "--port", str(port), "--record-dir", "", *options]
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.DEVNULL)
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
-            up_s = await _answered(http, process, "/healthz", began)
-            yield Server(http, process.pid, up_s, await _answered(http, process, "/readyz", began))
+        with _undecoded():
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+                up_s = await _answered(http, process, "/healthz", began)
+                yield Server(http, process.pid, up_s, await _answered(http, process, "/readyz", began))
     finally:
         if process.returncode is None:
             process.terminate()
@@ -89,6 +90,17 @@ def _free_port() -> int:
         return port
 
 
+@contextlib.contextmanager
+def _undecoded() -> Iterator[None]:
+    """Let aiortc's receivers count pictures instead of decoding them, while this lasts."""
+    decode = rtcrtpreceiver.decoder_worker
+    rtcrtpreceiver.decoder_worker = _count  # type: ignore[assignment]  # the same call, other names
+    try:
+        yield
+    finally:
+        rtcrtpreceiver.decoder_worker = decode
+
+
 @dataclass
 class Viewer:
     """One peer that counts pictures as they arrive whole."""
@@ -109,8 +121,7 @@ def _count(loop: asyncio.AbstractEventLoop, inputs: Any, outputs: Any, failed: t
 
 
 async def watch(server: Server, session: str) -> Viewer:
-    """Join a session; returns when the first picture has arrived."""
-    rtcrtpreceiver.decoder_worker = _count  # type: ignore[assignment]  # the same call, other names
+    """Join a session of a `serving` server; returns when the first picture has arrived."""
     viewer = Viewer(RTCPeerConnection(RTCConfiguration(iceServers=[])))
     transceiver = viewer.pc.addTransceiver("video", direction="recvonly")
     known = RTCRtpReceiver.getCapabilities("video")
