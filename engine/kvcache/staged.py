@@ -299,7 +299,7 @@ class Workspace:
 
 
 class Shelf:
-    """Workspaces between uses: as many as are ever in use at once, shared by all worlds of an engine."""
+    """Workspaces between uses: as many as are ever in use at once by the caches that were given the same shelf."""
 
     def __init__(self) -> None:
         self._free: list[Workspace] = []

@@ -36,10 +36,6 @@ class VideoFacts:
     duration_s: float
     codec: str
 
-    @property
-    def mean_fps(self) -> float:
-        return self.frames / self.duration_s if self.duration_s > 0 else 0.0
-
 
 @dataclass(frozen=True)
 class VideoFrame:
