@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from engine.kvcache.cache import KVCache
 from engine.models import BlockModel, Conditioning
 from engine.profiler import count, gauge, span
 from engine.samplers import Beginner, before_each, clean_pass
@@ -108,7 +109,7 @@ class Generator:
     def _prefill_block(self, world: World, latents: Tensor) -> Block:
         signals, value = world.signals()
         conditioning = self.model.condition(signals)
-        for branch, cache in enumerate(world.caches):
+        for branch, cache in world.branches:
             with cache.stage(signals.start, signals.frames) as staged:
                 staged.clean = True
                 c = self.model.negative(conditioning) if branch else conditioning
@@ -132,21 +133,23 @@ class Generator:
 
     def _recache_blocks(self, world: World) -> None:
         now, _ = world.signals()
-        for branch, cache in enumerate(world.caches):
+        for branch, cache in world.branches:
             redone: list[int] = []
             for i, kept in enumerate(world.kept):
                 signals = replace(kept.signals, prompt=now.prompt, before=None, weight=1.0, weight_start=1.0)
                 if any(f not in cache for f in range(signals.start, signals.start + signals.frames)):
                     continue
                 before = world.kept[i - 1].latents[-1:] if i else None
-                self._rewrite(world, branch, replace(kept, signals=signals), before, redone)
+                self._rewrite(world, (branch, cache), replace(kept, signals=signals), before, redone)
                 redone += range(signals.start, signals.start + signals.frames)
 
-    def _rewrite(self, world: World, branch: int, kept: Kept, before: Tensor | None, seen: list[int]) -> None:
-        signals, latents = kept.signals, kept.latents
+    def _rewrite(
+        self, world: World, of: tuple[int, KVCache], kept: Kept, before: Tensor | None, seen: list[int]
+    ) -> None:
+        (branch, cache), signals, latents = of, kept.signals, kept.latents
         conditioning = self.model.condition(signals)
         conditioning = self.model.negative(conditioning) if branch else conditioning
-        with world.caches[branch].stage(signals.start, signals.frames, visible=seen) as staged:
+        with cache.stage(signals.start, signals.frames, visible=seen) as staged:
             staged.clean = True
             clean_pass(
                 self.model,
@@ -164,7 +167,7 @@ class Generator:
         Without, the sink is from now on the first of the re-cached frames.
         """
         now, _ = world.signals()
-        for branch, cache in enumerate(world.caches):
+        for branch, cache in world.branches:
             policy = cache.policy
             first = 0 if policy.window is None else max(0, world.start - policy.window)
             latents = _newest(world.kept, first)

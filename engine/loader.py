@@ -18,7 +18,7 @@ from engine import recipe
 from engine.config import EngineConfig
 from engine.decoder import decode
 from engine.generator import Generator
-from engine.kvcache.cache import KVCache
+from engine.guidance import ALL_BRANCHES
 from engine.kvcache.policy import Policy
 from engine.kvcache.pool import PageFormat
 from engine.layers.attention import Attention, choose
@@ -54,7 +54,7 @@ class Loaded:
     attention: str  # which backend that is
     digest: str
     spread: Spread | None = None  # of its worlds over ranks
-    world: Callable[[WorldSpec, BlockModel, Sampler, tuple[KVCache, ...]], World] = World
+    world: Callable[..., World] = World  # what opens one, with the arguments of `World`
 
     @property
     def card(self) -> ModelCard:
@@ -92,7 +92,9 @@ class Plan:
         grown = frames - self.loaded.model.geometry.frames_per_block
         model, preset, attend = self.loaded.model, self.loaded.preset, self.loaded.attend
         caches = recipe.caches(model, preset, self.policy, self.sampler, grown, attend, self.loaded.spread)
-        return self.loaded.world(self.spec, model, self.sampler, caches)
+        spread = self.loaded.spread
+        branching = spread.branching if spread else ALL_BRANCHES
+        return self.loaded.world(self.spec, model, self.sampler, caches, branching=branching)
 
 
 def load(name: str, config: EngineConfig, pulse: Callable[[], None]) -> Loaded:

@@ -79,15 +79,18 @@ def caches(
 ) -> tuple[KVCache, ...]:
     """Caches for one world with a pool of their own, one for each branch of guidance; or a rank's `spread` of them.
 
+    Raises SplitError where a spread shares out branches that the sampler does not have.
+
     A policy that lets the cache grow needs `most_frames`, the latent frames the world will ever have.
     """
     per_block = model.geometry.frames_per_block
     held, needed = rule.most_held(per_block), most_frames + per_block
     held = needed if held is None else min(held, needed) if most_frames else held
     form = PageFormat(spread.kv if spread else model.geometry.kv, model.dtype, rule.store)
-    pool = PagePool(form, (held + recache_room(preset, held)) * sampler.branches, model.device)
+    branches = len(spread.branching.mine(sampler.branches)) if spread else sampler.branches
+    pool = PagePool(form, (held + recache_room(preset, held)) * branches, model.device)
     make = spread.cache if spread else KVCache
-    return tuple(make(pool, rule, per_block, attend) for _ in range(sampler.branches))
+    return tuple(make(pool, rule, per_block, attend) for _ in range(branches))
 
 
 def recache_room(preset: Preset, held: int) -> int:

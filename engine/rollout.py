@@ -26,6 +26,7 @@ from engine import recipe
 from engine.accelerator import Gauges
 from engine.decoder import Pictures, decode
 from engine.generator import Block, Generator
+from engine.guidance import ALL_BRANCHES
 from engine.layers.attention import choose
 from engine.models import BlockModel, presets
 from engine.models.presets import LoadOptions, Preset
@@ -102,7 +103,7 @@ class Rollout:
         spec = WorldSpec(
             request.model, request.prompts, request.seed, kv=str(rule), steps=request.steps, start_picture=start
         )
-        self.world = World(spec, model, sampler, caches)
+        self.world = World(spec, model, sampler, caches, branching=spread.branching if spread else ALL_BRANCHES)
         for _, state in request.actions:
             check_action(state, model.action_keys, model.action_values)
         self.generator: Generator = recipe.generator(model, preset)

@@ -203,8 +203,9 @@ class _Rows:
     def __init__(
         self, model: BlockModel, worlds: Sequence[World], conditioning: Sequence[Conditioning], branches: int
     ) -> None:
-        self._model, self._worlds, self._branches = model, worlds, branches
-        parts = [*conditioning, *(model.negative(c) for c in conditioning)] if branches == 2 else list(conditioning)
+        self._model, self._worlds, self._branching = model, worlds, worlds[0].branching
+        self._mine = self._branching.mine(branches)
+        parts = [model.negative(c) if branch else c for branch in self._mine for c in conditioning]
         self._conditioning = type(parts[0]).stack(parts)
         self._last = torch.stack([_last_frame(model, w) for w in worlds])  # (B, 1, C, H, W)
         self._frames = model.geometry.block_frames(worlds[0].block)
@@ -214,9 +215,9 @@ class _Rows:
 
     def __enter__(self) -> _Rows:
         with ExitStack() as undo:
-            for branch in range(self._branches):
+            for own in range(len(self._mine)):
                 for world in self._worlds:
-                    block = world.caches[branch].stage(world.start, self._frames)
+                    block = world.caches[own].stage(world.start, self._frames)
                     self._staged.append(undo.enter_context(block))
             self._stack = undo.pop_all()
         self._context: Context = self._staged[0] if len(self._staged) == 1 else Batch(self._staged)
@@ -235,13 +236,14 @@ class _Rows:
     def forward(self, x: Tensor, t: float) -> list[Tensor]:
         """The flow (B, F, C, H, W) of each branch."""
         with span("step", step=self._steps):
-            rows = torch.cat([x] * self._branches)
+            rows = torch.cat([x] * len(self._mine))
             times = torch.full(rows.shape[:2], t, device=x.device, dtype=torch.float32)
             conditioning = self._with(self._last.expand_as(x))
-            flows = self._model.forward(rows, times, conditioning, self._context).chunk(self._branches)
+            flows = self._model.forward(rows, times, conditioning, self._context).chunk(len(self._mine))
+            found = self._branching.gather(list(flows))
         boundary("step", step=self._steps)
         self._steps += 1
-        return list(flows)
+        return found
 
     def finish(self, clean: Tensor, context_time: float, sigma: float) -> list[Made]:
         """The clean pass, and every cache holds the block."""
@@ -250,7 +252,7 @@ class _Rows:
             block.clean = True
         conditioning = self._with(before_each(self._last, context))
         with span("clean pass"):
-            clean_pass(self._model, self._context, torch.cat([context] * self._branches), context_time, conditioning)
+            clean_pass(self._model, self._context, torch.cat([context] * len(self._mine)), context_time, conditioning)
         check_finite(clean, self._worlds[0].block)
         with span("cache write"):
             for block in self._staged:
@@ -260,7 +262,7 @@ class _Rows:
     def _with(self, previous: Tensor) -> Conditioning:
         if not self._model.uses_previous:
             return self._conditioning
-        return self._conditioning.with_previous(torch.cat([previous] * self._branches))
+        return self._conditioning.with_previous(torch.cat([previous] * len(self._mine)))
 
 
 def _last_frame(model: BlockModel, world: World) -> Tensor:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine.guidance import ALL_BRANCHES, Branching
 from engine.kvcache.cache import KVCache
 from engine.models import BlockModel, BlockSignals, State
 from engine.noise import Noise, stream
@@ -51,9 +52,14 @@ class World:
         sampler: Sampler,
         caches: tuple[KVCache, ...],
         noise: Noise | None = None,
+        branching: Branching = ALL_BRANCHES,
     ) -> None:
-        """`caches`: one for each branch of the sampler's guidance. Raises SignalError on prompts that cannot be."""
+        """`caches`: one for each branch of the sampler's guidance that is computed here, by `branching`.
+
+        Raises SignalError on prompts that cannot be.
+        """
         self.spec, self.model, self.sampler, self.caches = spec, model, sampler, caches
+        self.branching = branching
         self.noise = noise or stream(spec.seed)
         self.block = 0
         self.start = 0
@@ -147,6 +153,11 @@ class World:
         g = self.model.geometry
         return g.pictures_before(g.block_start(self.block if block is None else block)) / g.fps
 
+    @property
+    def branches(self) -> list[tuple[int, KVCache]]:
+        """The branches of guidance that are computed here, each with its cache; 0 is the conditional one."""
+        return list(zip(self.branching.mine(self.sampler.branches), self.caches, strict=True))
+
     # ---------------------------------------------------------------------------------------- copies, the end
 
     def fork(self) -> World:
@@ -164,7 +175,7 @@ class World:
             "position": (self.block, self.start),
             "motion": self.motion,
             "extra": dict(self.extra),
-            "caches": [cache.snapshot() for cache in self.caches],
+            "caches": self.branching.collect([cache.snapshot() for cache in self.caches]),
             "kept": list(self.kept),
             "prompts": self.prompts.copy().switches,
             "actions": self.actions.copy().states,
@@ -176,8 +187,8 @@ class World:
         """Become the world that `snapshot` was taken of; this one must be newly opened with the same spec."""
         self.block, self.start = state["position"]
         self.motion, self.extra = state["motion"], dict(state["extra"])
-        for cache, saved in zip(self.caches, state["caches"], strict=True):
-            cache.restore(saved)
+        for branch, cache in self.branches:
+            cache.restore(state["caches"][branch])
         self.kept = list(state["kept"])
         self.prompts.switches = PromptTrack(self.model.encode, list(state["prompts"])).copy().switches
         self.actions.states = list(state["actions"])

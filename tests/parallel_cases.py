@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.generator import Generator
+from engine.guidance import ALL_BRANCHES, Branching
 from engine.kvcache.cache import KVCache
 from engine.kvcache.policy import parse
 from engine.kvcache.pool import PageFormat, PagePool
@@ -34,7 +35,7 @@ PAGES = 96
 
 def open_world(model: BlockModel, kv: str, sampler: Sampler, spread: Spread | None, seed: int = 3) -> World:
     spec = WorldSpec(model.name, (PromptChange(0.0, "a beach"),), seed)
-    return World(spec, model, sampler, caches_of(model, kv, sampler, spread))
+    return World(spec, model, sampler, caches_of(model, kv, sampler, spread), branching=branching_of(spread))
 
 
 def caches_of(model: BlockModel, kv: str, sampler: Sampler, spread: Spread | None) -> tuple[KVCache, ...]:
@@ -42,7 +43,11 @@ def caches_of(model: BlockModel, kv: str, sampler: Sampler, spread: Spread | Non
     form = PageFormat(spread.kv if spread else model.geometry.kv, model.dtype, policy.store)
     pool = PagePool(form, PAGES)
     make: Callable[..., KVCache] = spread.cache if spread else KVCache
-    return tuple(make(pool, policy, per_block) for _ in range(sampler.branches))
+    return tuple(make(pool, policy, per_block) for _ in branching_of(spread).mine(sampler.branches))
+
+
+def branching_of(spread: Spread | None) -> Branching:
+    return spread.branching if spread else ALL_BRANCHES
 
 
 def world(
@@ -72,22 +77,29 @@ def world(
                 if made.action_keys:
                     each.act(HOLD_RIGHT)
         same(generator.next_block(shared).latents, generator.next_block(alone).latents, tolerance)
-    assert [c.held for c in shared.caches] == [c.held for c in alone.caches]
+    assert [cache.held for _, cache in shared.branches] == [alone.caches[branch].held for branch, _ in shared.branches]
     if parse(kv).store == "native" or grid.layout.ring == 1:
         same_caches(shared, alone, tolerance)
 
 
-def resumed(mesh: Mesh, ranks: int, layout: Sequence[int], then: Sequence[int], kv: str = "window=6 sink=1") -> None:
+def resumed(
+    mesh: Mesh,
+    ranks: int,
+    layout: Sequence[int],
+    then: Sequence[int],
+    kv: str = "window=6 sink=1",
+    sampler: str = "few-step",
+) -> None:
     """A world goes on from its snapshot on another grid of the same ranks, and on one rank, as if nothing had been."""
-    model, sampler = MODELS["toy"](heads=4, kv_heads=4), SAMPLERS["few-step"]
+    model, rule = MODELS["toy"](heads=4, kv_heads=4), SAMPLERS[sampler]
     first, second = (Spread.over(mesh.grid(Layout(*x)), model.geometry.kv, mode="pass-kv") for x in (layout, then))
     generator = Generator(model)
-    alone, before = (open_world(model, kv, sampler, spread) for spread in (None, first))
+    alone, before = (open_world(model, kv, rule, spread) for spread in (None, first))
     for _ in range(4):
         generator.next_block(before), generator.next_block(alone)
     state = before.snapshot()
     twin = before.fork()
-    others = [open_world(model, kv, sampler, spread) for spread in (second, None)]
+    others = [open_world(model, kv, rule, spread) for spread in (second, None)]
     for other in others:
         other.restore(state)
     for _ in range(3):
@@ -96,12 +108,12 @@ def resumed(mesh: Mesh, ranks: int, layout: Sequence[int], then: Sequence[int], 
             same(generator.next_block(each).latents, expected, TOLERANCE)
 
 
-def batched(mesh: Mesh, ranks: int, layout: Sequence[int], mode: Mode) -> None:
+def batched(mesh: Mesh, ranks: int, layout: Sequence[int], mode: Mode, sampler: str = "few-step") -> None:
     """Two worlds in one batch are each what they are alone."""
-    model, sampler = MODELS["toy"](), SAMPLERS["few-step"]
+    model, rule = MODELS["toy"](), SAMPLERS[sampler]
     spread = Spread.over(mesh.grid(Layout(*layout)), model.geometry.kv, mode=mode)
     generator = Generator(model)
-    alone, pair = ([open_world(model, "window=4", sampler, s, seed) for seed in (1, 2)] for s in (None, spread))
+    alone, pair = ([open_world(model, "window=4", rule, s, seed) for seed in (1, 2)] for s in (None, spread))
     for _ in range(3):
         for got, world in zip(generator.next_blocks(pair), alone, strict=True):
             same(got.latents, generator.next_block(world).latents, TOLERANCE)
@@ -176,6 +188,19 @@ def measured(mesh: Mesh, ranks: int) -> list[float]:
     return [float(x) for x in numbers]
 
 
+def cfg_bytes(mesh: Mesh, ranks: int, layout: Sequence[int]) -> list[int]:
+    """Bytes that all ranks send to the other branch in one block: n (g - 1) b F C H W e in each of two steps."""
+    model, rule = MODELS["toy"](), SAMPLERS["guided"]
+    spread = Spread.over(mesh.grid(Layout(*layout)), model.geometry.kv, mode="pass-q")
+    open_one = open_world(model, "window=4", rule, spread)
+    assert len(open_one.caches) == 1
+    before = mesh.sent_bytes.get("cfg", 0)
+    latents = Generator(model).next_block(open_one).latents
+    counted = torch.tensor([mesh.sent_bytes["cfg"] - before], dtype=torch.int64)
+    total = mesh.everyone.sum(counted, "count")
+    return [int(total), 2 * ranks * (layout[2] - 1) * latents.numel() * latents.element_size()]
+
+
 def chosen(mesh: Mesh, ranks: int, layout: Sequence[int]) -> list[str]:
     """A world whose ring chooses for itself: keys first, queries once they are outnumbered."""
     model = MODELS["toy"](heads=8, kv_heads=2)
@@ -192,15 +217,16 @@ def chosen(mesh: Mesh, ranks: int, layout: Sequence[int]) -> list[str]:
     return modes
 
 
-def led(mesh: Mesh, ranks: int, layout: Sequence[int], mode: Mode | None = None) -> None:
+def led(mesh: Mesh, ranks: int, layout: Sequence[int], mode: Mode | None = None, sampler: str = "few-step") -> None:
     """Rank 0 steers, gives up a block, forks, resumes and closes, and the others follow: its worlds are one rank's."""
-    model, sampler = MODELS["toy"](), SAMPLERS["few-step"]
+    model, rule = MODELS["toy"](), SAMPLERS[sampler]
     spread = Spread.over(mesh.grid(Layout(*layout)), model.geometry.kv, mode=mode or "pass-q")
     if mesh.rank:
         watched = cast(BlockModel, Watched(model, functools.partial(between_passes, mesh)))
 
         def follow_in(spec: WorldSpec) -> World:
-            return World(spec, watched, sampler, caches_of(watched, "window=6", sampler, spread))
+            caches = caches_of(watched, "window=6", rule, spread)
+            return World(spec, watched, rule, caches, branching=spread.branching)
 
         Follower(mesh, follow_in, {"toy": Generator(watched)}).follow()
         return
@@ -214,9 +240,10 @@ def led(mesh: Mesh, ranks: int, layout: Sequence[int], mode: Mode | None = None)
     spec = WorldSpec("toy", (PromptChange(0.0, "a beach"),), 3)
     leading, generator = LedGenerator(watched, "blocks", crew), Generator(model)
     shared, resumed = (
-        LedWorld(spec, watched, sampler, caches_of(watched, "window=6", sampler, spread), crew) for _ in range(2)
+        LedWorld(spec, watched, rule, caches_of(watched, "window=6", rule, spread), crew, spread.branching)
+        for _ in range(2)
     )
-    alone = World(spec, model, sampler, caches_of(model, "window=6", sampler, None))
+    alone = World(spec, model, rule, caches_of(model, "window=6", rule, None))
 
     def both(one: World, other: World) -> Tensor:
         expected = generator.next_block(other).latents
@@ -246,7 +273,8 @@ def led(mesh: Mesh, ranks: int, layout: Sequence[int], mode: Mode | None = None)
 
 
 def same_caches(shared: World, alone: World, tolerance: float) -> None:
-    for one, other in zip(shared.caches, alone.caches, strict=True):
+    for branch, one in shared.branches:
+        other = alone.caches[branch]
         assert isinstance(one, ParallelCache)
         joined, whole = one.snapshot(), other.snapshot()
         assert joined.keys() == whole.keys()

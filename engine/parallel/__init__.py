@@ -5,6 +5,7 @@ mesh.py      the ranks of a group and how bytes go between them; every byte is c
 ulysses.py   tokens to heads and back, around `attend()`
 ring.py      attention over keys that are spread by token: keys go round, or queries do
 cache.py     a KV cache of which each rank holds its share, and the context that goes with it
+guidance.py  the branches of classifier-free guidance on ranks of their own
 choose.py    the cost model: which strategy is the fastest, and why; probe.py measures what it counts with
 wish.py      from what was asked for to a grid of ranks
 launch.py    starts ranks, notices one that dies or hangs, ends the group and names it; rank.py is a started one

@@ -17,6 +17,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from engine.guidance import ALL_BRANCHES, Branching
 from engine.kvcache.cache import KVCache
 from engine.kvcache.policy import Policy
 from engine.kvcache.pool import PagePool
@@ -24,6 +25,7 @@ from engine.kvcache.staged import Shelf, StagedBlock
 from engine.layers.attention import Attention, sdpa
 from engine.models import Context, Expand, KVGeometry, Rotate
 from engine.parallel.choose import UNMEASURED, Chooser, Machine, Mode, Strategy, of_layout
+from engine.parallel.guidance import SharedBranches
 from engine.parallel.mesh import Axis, Grid, as_bytes
 from engine.parallel.ring import RingAttention
 from engine.parallel.split import Layout, Split, SplitError
@@ -49,6 +51,12 @@ class Spread:
     def kv(self) -> KVGeometry:
         """What a latent frame puts into this rank's cache."""
         return self.exchange.split.local_kv
+
+    @property
+    def branching(self) -> Branching:
+        """Which branches of guidance are this rank's."""
+        grid = self.exchange.grid
+        return SharedBranches(grid.cfg) if grid.layout.cfg > 1 else ALL_BRANCHES
 
     def cache(
         self,

@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from engine.generator import Block, Generator, Recache
+from engine.guidance import ALL_BRANCHES, Branching
 from engine.kvcache.cache import KVCache
 from engine.models import BlockModel, State
 from engine.parallel.launch import Group, RankLost
@@ -112,9 +113,15 @@ class LedWorld(World):
     """A world of rank 0 that the other ranks have too."""
 
     def __init__(
-        self, spec: WorldSpec, model: BlockModel, sampler: Sampler, caches: tuple[KVCache, ...], crew: Crew
+        self,
+        spec: WorldSpec,
+        model: BlockModel,
+        sampler: Sampler,
+        caches: tuple[KVCache, ...],
+        crew: Crew,
+        branching: Branching = ALL_BRANCHES,
     ) -> None:
-        super().__init__(spec, model, sampler, caches)
+        super().__init__(spec, model, sampler, caches, branching=branching)
         self.crew, self.number = crew, crew.new_number()
         crew.tell(Opening(self.number, spec))
 

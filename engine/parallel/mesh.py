@@ -106,10 +106,7 @@ class Mesh:
         """
         if layout.ranks > self.ranks:
             raise SplitError(f"layout: expected at most {self.ranks} ranks, got {layout}")
-        groups = [range(layout.ranks)]
-        groups += [layout.ulysses_group(i) for i in range(layout.ring)]
-        groups += [layout.ring_group(i) for i in range(layout.ulysses)]
-        for ranks in groups:
+        for ranks in (range(layout.ranks), *_groups(layout)):
             if ranks not in self._axes:
                 group = dist.new_group(list(ranks), timeout=self._patience) if len(ranks) > 1 else None
                 self._axes[ranks] = Axis(self, ranks, group)
@@ -119,9 +116,8 @@ class Mesh:
         self.prepare(layout)
         if self.rank >= layout.ranks:
             raise SplitError(f"layout: expected a rank below {layout.ranks}, got rank {self.rank}")
-        at_ring, at_ulysses = layout.place(self.rank)
-        everyone, ulysses = range(layout.ranks), layout.ulysses_group(at_ring)
-        return Grid(layout, *(self._axes[group] for group in (everyone, ulysses, layout.ring_group(at_ulysses))))
+        mine = [group for group in _groups(layout) if self.rank in group]
+        return Grid(layout, *(self._axes[group] for group in mine))
 
     def tell(self, data: bytes | None) -> bytes:
         """Bytes of rank 0 (who gives them) to all; the others wait for them as long as it takes."""
@@ -155,12 +151,25 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Grid:
-    """The groups that one rank is in."""
+    """The groups that one rank is in. `everyone` shares its branch of guidance; `cfg` are its likes in all branches."""
 
     layout: Layout
     everyone: Axis
     ulysses: Axis
     ring: Axis
+    cfg: Axis
+
+
+def _groups(layout: Layout) -> list[range]:
+    """All groups of a layout; each rank is in one of each kind, in the order of a Grid's fields."""
+    bases = range(0, layout.ranks, layout.group)
+    grids = [range(base, base + layout.group) for base in bases]
+    within = (
+        [layout.ulysses_group(i) for i in range(layout.ring)],
+        [layout.ring_group(i) for i in range(layout.ulysses)],
+    )
+    placed = [[range(base + r.start, base + r.stop, r.step) for base in bases for r in kind] for kind in within]
+    return [*grids, *placed[0], *placed[1], *(range(i, layout.ranks, layout.group) for i in range(layout.group))]
 
 
 class Pending:

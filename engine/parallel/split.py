@@ -4,6 +4,9 @@ Ranks form a grid, `ulysses` x `ring`; neighbours in rank are neighbours in a Ul
 
     rank = ring index * ulysses + ulysses index
 
+With classifier-free guidance there may be such a grid for each branch, one after the other (guidance.py); what follows
+is of one of them.
+
 Every latent frame's tokens are split over all ranks, in rank order. Within a Ulysses group attention is split by head:
 a rank gets the group's tokens, a chunk of consecutive ones, for its heads alone. Chunks go round in rings. So a rank
 keeps 1/ring of the tokens and 1/ulysses of the heads of every page, whatever a policy shows or lets go of: pages are
@@ -30,31 +33,39 @@ class Layout:
 
     ulysses: int = 1
     ring: int = 1
+    cfg: int = 1  # groups of ranks that share the branches of guidance
 
     def __post_init__(self) -> None:
-        if self.ulysses < 1 or self.ring < 1:
-            raise SplitError(f"layout: expected at least 1 x 1 ranks, got {self.ulysses} x {self.ring}")
+        if min(self.ulysses, self.ring, self.cfg) < 1:
+            raise SplitError(
+                f"layout: expected at least 1 x 1 x 1 ranks, got {self.ulysses} x {self.ring} x {self.cfg}"
+            )
 
     @property
     def ranks(self) -> int:
+        return self.group * self.cfg
+
+    @property
+    def group(self) -> int:
+        """Ranks that share a branch of guidance: a whole grid."""
         return self.ulysses * self.ring
 
     def place(self, rank: int) -> tuple[int, int]:
-        """(ring index, ulysses index) of a rank."""
+        """(ring index, ulysses index) of a rank within its grid."""
         return divmod(rank, self.ulysses)
 
     def ulysses_group(self, ring_index: int) -> range:
         return range(ring_index * self.ulysses, (ring_index + 1) * self.ulysses)
 
     def ring_group(self, ulysses_index: int) -> range:
-        return range(ulysses_index, self.ranks, self.ulysses)
+        return range(ulysses_index, self.group, self.ulysses)
 
     def __str__(self) -> str:
-        return f"ulysses={self.ulysses} ring={self.ring}"
+        return f"ulysses={self.ulysses} ring={self.ring}" + (f" cfg={self.cfg}" if self.cfg > 1 else "")
 
 
 def layouts(ranks: int) -> list[Layout]:
-    """Every grid of this many ranks."""
+    """Every grid of this many ranks, for one branch."""
     return [Layout(u, ranks // u) for u in range(1, ranks + 1) if ranks % u == 0]
 
 
@@ -92,14 +103,14 @@ def q_head_spans(heads: int, kv_heads: int, ranks: int) -> list[range]:
 
 @dataclass(frozen=True)
 class Split:
-    """The share of one rank, and of the others as far as it deals with them."""
+    """The share of one rank of a grid, and of the others as far as it deals with them."""
 
     layout: Layout
     rank: int
     kv: KVGeometry  # of the whole model
 
     def __post_init__(self) -> None:
-        if self.kv.tokens < self.layout.ranks:
+        if self.kv.tokens < self.layout.group:
             raise SplitError(f"ranks: expected at most {self.kv.tokens}, a latent frame's tokens; got {self.layout}")
         if self.kv.latent_dim is not None and self.kv.heads < self.layout.ulysses:
             raise SplitError(f"ulysses: expected at most {self.kv.heads} ranks, as many as heads; got {self.layout}")
@@ -107,7 +118,7 @@ class Split:
     @cached_property
     def tokens(self) -> list[range]:
         """Of a latent frame, by rank."""
-        return spans(shares(self.kv.tokens, self.layout.ranks))
+        return spans(shares(self.kv.tokens, self.layout.group))
 
     @cached_property
     def mine(self) -> range:

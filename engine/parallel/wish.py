@@ -6,7 +6,8 @@ Every rank computes it and comes to the same, because what was measured is the s
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import cast
 
 from engine.models import BlockModel
@@ -16,7 +17,7 @@ from engine.parallel.choose import Call, Machine, Mode, choose_layout
 from engine.parallel.mesh import Mesh
 from engine.parallel.probe import measure
 from engine.parallel.split import Layout, SplitError
-from engine.recipe import kv_policy
+from engine.recipe import kv_policy, sampler
 
 logger = logging.getLogger(__name__)
 
@@ -30,28 +31,49 @@ class Wish:
     ranks: int = 1
     ulysses: int | None = None
     ring: int | None = None
+    cfg: int | None = None  # groups of ranks, one for each branch of guidance
     exchange: str = "auto"  # or a ring's mode
 
     def __post_init__(self) -> None:
-        parts = [part for part in (self.ulysses, self.ring) if part is not None]
-        if self.ranks < 1 or any(part < 1 or self.ranks % part for part in parts):
-            raise SplitError(f"ulysses, ring: expected numbers that divide the {self.ranks} ranks, got {parts}")
-        if len(parts) == 2 and parts[0] * parts[1] != self.ranks:
-            raise SplitError(f"ulysses x ring: expected {self.ranks}, the ranks; got {parts[0]} x {parts[1]}")
+        parts = [part for part in (self.ulysses, self.ring, self.cfg) if part is not None]
+        if self.ranks < 1 or any(part < 1 for part in parts) or self.ranks % math.prod(parts):
+            raise SplitError(f"ulysses, ring, cfg: expected numbers that divide the {self.ranks} ranks, got {parts}")
+        if self.ulysses and self.ring and math.prod(parts) != self.ranks:
+            said = " x ".join(map(str, parts))
+            raise SplitError(f"ulysses x ring x cfg: expected {self.ranks}, the ranks; got {said}")
 
     def spread(self, mesh: Mesh, preset: Preset, model: BlockModel) -> Spread:
         """All ranks call it together. Raises SplitError where ranks, tokens and heads do not go together."""
         kv = model.geometry.kv
         machine = measure(mesh, kv.heads, kv.head_dim, model.dtype)
         mode = None if self.exchange == "auto" else cast(Mode, self.exchange)
-        return Spread.over(mesh.grid(self._layout(machine, preset, model)), kv, machine, mode)
+        layout = replace(self._grid(machine, preset, model), cfg=self.groups(sampler(preset).branches))
+        return Spread.over(mesh.grid(layout), kv, machine, mode)
 
-    def _layout(self, machine: Machine, preset: Preset, model: BlockModel) -> Layout:
+    def groups(self, branches: int) -> int:
+        """How many groups of ranks share a sampler's branches of guidance: one for each, wherever that goes.
+
+        A branch's ranks send the others one flow a step; ranks that share a branch exchange in every layer. Raises
+        SplitError if there are no such branches for the groups asked for.
+        """
+        if self.cfg is not None:
+            if self.cfg not in (1, branches):
+                what = (
+                    f"the {branches} branches of guidance with caches of their own" if branches > 1 else "no guidance"
+                )
+                raise SplitError(f"cfg: expected 1{f' or {branches}' * (branches > 1)}, for {what}; got {self.cfg}")
+            return self.cfg
+        fits = self.ranks % (branches * (self.ulysses or 1) * (self.ring or 1)) == 0
+        return branches if fits and not (self.ulysses and self.ring) else 1
+
+    def _grid(self, machine: Machine, preset: Preset, model: BlockModel) -> Layout:
+        """Of the ranks of one branch."""
+        ranks = self.ranks // self.groups(sampler(preset).branches)
         if self.ulysses is not None:
-            return Layout(self.ulysses, self.ranks // self.ulysses)
+            return Layout(self.ulysses, ranks // self.ulysses)
         if self.ring is not None:
-            return Layout(self.ranks // self.ring, self.ring)
-        choice = choose_layout(machine, self.ranks, calls(preset, model))
+            return Layout(ranks // self.ring, self.ring)
+        choice = choose_layout(machine, ranks, calls(preset, model))
         logger.info("%s: %s (%s)", preset.name, choice.strategy.layout, choice.reason)
         return choice.strategy.layout
 

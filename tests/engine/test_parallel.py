@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.kvcache.pool import PageFormat
 from engine.models import KVGeometry
 from engine.parallel.split import Layout, Split, SplitError, kv_head_spans, layouts, q_head_spans, shares
+from engine.parallel.wish import Wish
 from tests.parallel_lab import Lab
 from tests.parallel_models import shipped
 
@@ -154,6 +155,76 @@ def test_any_shape_is_that_of_one_rank(
 @pytest.mark.parametrize(("ranks", "layout", "mode"), [(4, (2, 2), "pass-q"), (4, (1, 4), "pass-kv")])
 def test_all_ranks_do_to_a_world_what_rank_0_does(lab: Lab, ranks: int, layout: Any, mode: str | None) -> None:
     lab.run("led", ranks, layout=layout, mode=mode)
+
+
+# --------------------------------------------------------------------------------- branches of guidance
+
+CFG = pytest.mark.parametrize(
+    ("ranks", "layout", "mode"),
+    [(2, (1, 1, 2), None), (4, (2, 1, 2), None), (4, (1, 2, 2), "pass-kv")],
+    ids=["cfg 2", "ulysses 2 cfg 2", "ring 2 cfg 2"],
+)
+
+
+@CFG
+@pytest.mark.parametrize(
+    ("kv", "steer", "recache"),
+    [("window=6 sink=1", "cut", "blocks"), ("full", "recache", "joint"), ("window=4 topk=1", "recache", "blocks")],
+)
+def test_branches_on_ranks_of_their_own_are_those_of_one_rank(
+    lab: Lab, ranks: int, layout: Any, mode: str | None, kv: str, steer: str, recache: str
+) -> None:
+    case: dict[str, Any] = {"kv": kv, "steer": steer, "recache": recache, "sampler": "guided", "blocks": 6}
+    lab.run("world", ranks, layout=layout, mode=mode, sizes={"heads": 4, "kv_heads": 4}, **case)
+
+
+@pytest.mark.parametrize(("layout", "mode"), [((2, 1, 2), None), ((1, 2, 2), "pass-q")])
+def test_all_ranks_of_all_branches_do_what_rank_0_does(lab: Lab, layout: Any, mode: str | None) -> None:
+    lab.run("led", 4, layout=layout, mode=mode, sampler="guided")
+
+
+@pytest.mark.parametrize(("layout", "then"), [((2, 1, 2), (1, 4, 1)), ((4, 1, 1), (1, 2, 2))])
+def test_a_snapshot_has_all_branches_and_goes_on_anywhere(lab: Lab, layout: Any, then: Any) -> None:
+    lab.run("resumed", 4, layout=layout, then=then, sampler="guided")
+
+
+def test_guided_worlds_in_one_batch_are_each_what_they_are_alone(lab: Lab) -> None:
+    lab.run("batched", 4, layout=(2, 1, 2), mode="pass-q", sampler="guided")
+
+
+def test_branches_send_each_other_a_flow_a_step(lab: Lab) -> None:
+    sent: Any = lab.run("cfg_bytes", 4, layout=(2, 1, 2))
+    counted, formula = sent
+    assert counted == formula > 0
+
+
+def test_a_sampler_without_guidance_has_no_branches_to_share(lab: Lab) -> None:
+    with pytest.raises(AssertionError, match="cfg: expected as many groups .* branches .* 1; got 2"):
+        lab.run("world", 2, layout=(1, 1, 2), sampler="few-step")
+
+
+@pytest.mark.parametrize(
+    ("asked", "branches", "groups"),
+    [
+        (Wish(2), 2, 2),
+        (Wish(3), 2, 1),
+        (Wish(4, ulysses=2), 2, 2),
+        (Wish(4, ulysses=4), 2, 1),
+        (Wish(4, ulysses=2, ring=2), 2, 1),
+        (Wish(8, ulysses=2, ring=2, cfg=2), 2, 2),
+        (Wish(4, cfg=1), 2, 1),
+        (Wish(4), 1, 1),
+    ],
+)
+def test_each_branch_has_ranks_of_its_own_where_it_fits(asked: Wish, branches: int, groups: int) -> None:
+    assert asked.groups(branches) == groups
+
+
+def test_groups_for_branches_that_are_not_there_are_refused() -> None:
+    with pytest.raises(SplitError, match="cfg: expected 1, for no guidance; got 2"):
+        Wish(4, cfg=2).groups(1)
+    with pytest.raises(SplitError, match="expected numbers that divide the 4 ranks, got"):
+        Wish(4, ulysses=4, cfg=2)
 
 
 # ------------------------------------------------------------------------------------------ what is sent
