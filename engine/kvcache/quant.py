@@ -7,7 +7,8 @@ A `Storage` is a set of planes, tensors of shape (layers, pages, ...). Keys and 
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,8 +22,8 @@ class Storage(Protocol):
     planes: dict[str, Tensor]
     direct: bool  # pages can be attended to as they lie
 
-    def write(self, layer: int, pages: Tensor, k: Tensor, v: Tensor) -> None:
-        """Put k and v (n, S, heads, head_dim) into `pages` (n,)."""
+    def write(self, layer: int, pages: Pages, k: Tensor, v: Tensor) -> None:
+        """Put k and v (n, S, heads, head_dim) into these n pages."""
         ...
 
     def read(self, layer: int, planes: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -32,6 +33,22 @@ class Storage(Protocol):
 
 PageShape = tuple[int, int, int, int, int]
 """layers, pages, tokens, heads, head_dim"""
+Pages: TypeAlias = slice | Tensor
+"""Numbers of pages: one run of them, or any."""
+
+
+def run_of(pages: Sequence[int]) -> slice | None:
+    """Pages that follow each other, as a slice; None if they do not."""
+    run = range(pages[0], pages[0] + len(pages)) if pages else range(0)
+    return slice(run.start, run.stop) if pages and list(pages) == list(run) else None
+
+
+def put(plane: Tensor, pages: Pages, rows: Tensor) -> None:
+    """Write (n, ...) into these pages of (all pages, ...)."""
+    if isinstance(pages, slice):
+        plane[pages].copy_(rows)
+    else:
+        plane.index_copy_(0, pages, rows)
 
 
 class Native:
@@ -42,9 +59,9 @@ class Native:
     def __init__(self, shape: PageShape, dtype: torch.dtype, device: torch.device) -> None:
         self.planes = {name: torch.empty(shape, dtype=dtype, device=device) for name in ("k", "v")}
 
-    def write(self, layer: int, pages: Tensor, k: Tensor, v: Tensor) -> None:
-        self.planes["k"][layer].index_copy_(0, pages, k)
-        self.planes["v"][layer].index_copy_(0, pages, v)
+    def write(self, layer: int, pages: Pages, k: Tensor, v: Tensor) -> None:
+        put(self.planes["k"][layer], pages, k)
+        put(self.planes["v"][layer], pages, v)
 
     def read(self, layer: int, planes: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         return planes["k"], planes["v"]
@@ -58,8 +75,8 @@ class Latent:
     def __init__(self, shape: PageShape, dtype: torch.dtype, device: torch.device) -> None:
         self.planes = {"latent": torch.empty(shape, dtype=dtype, device=device)}
 
-    def write(self, layer: int, pages: Tensor, k: Tensor, v: Tensor) -> None:
-        self.planes["latent"][layer].index_copy_(0, pages, k)
+    def write(self, layer: int, pages: Pages, k: Tensor, v: Tensor) -> None:
+        put(self.planes["latent"][layer], pages, k)
 
     def read(self, layer: int, planes: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         return planes["latent"], planes["latent"]
@@ -84,10 +101,10 @@ class Integer:
             if bits == 4:
                 self.planes[f"{name}_low"] = torch.empty(size, dtype=torch.float16, device=device)
 
-    def write(self, layer: int, pages: Tensor, k: Tensor, v: Tensor) -> None:
+    def write(self, layer: int, pages: Pages, k: Tensor, v: Tensor) -> None:
         for name, x, axis in (("k", k, 1), ("v", v, 3)):
             for suffix, plane in self._quantise(x.float(), axis).items():
-                self.planes[name + suffix][layer].index_copy_(0, pages, plane)
+                put(self.planes[name + suffix][layer], pages, plane)
 
     def read(self, layer: int, planes: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         return self._restore(planes, "k"), self._restore(planes, "v")
@@ -121,13 +138,13 @@ class Float8:
         for name in ("k", "v"):
             self.planes[f"{name}_scale"] = torch.empty((layers, pages, 1, heads, 1), dtype=torch.float32, device=device)
 
-    def write(self, layer: int, pages: Tensor, k: Tensor, v: Tensor) -> None:
+    def write(self, layer: int, pages: Pages, k: Tensor, v: Tensor) -> None:
         for name, x in (("k", k.float()), ("v", v.float())):
             scale = (x.abs().amax((1, 3), keepdim=True) / 448).clamp(min=1e-12)
             codes = (x / scale).to(torch.float8_e4m3fn)
             # index_copy_ has no float8 kernel everywhere: copy the same bytes as uint8
-            self.planes[name][layer].view(torch.uint8).index_copy_(0, pages, codes.view(torch.uint8))
-            self.planes[f"{name}_scale"][layer].index_copy_(0, pages, scale)
+            put(self.planes[name][layer].view(torch.uint8), pages, codes.view(torch.uint8))
+            put(self.planes[f"{name}_scale"][layer], pages, scale)
 
     def read(self, layer: int, planes: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         k, v = ((planes[n].float() * planes[f"{n}_scale"]).to(self.dtype) for n in ("k", "v"))

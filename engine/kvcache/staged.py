@@ -1,8 +1,9 @@
 """A block being made, as its model sees it: the `Context` that joins the block's own keys with those of the past.
 
 Attention over the cache is attention over a set of pages. When the visible pages and the block's own lie in one run of
-pages that can be read as they are, that run is attended to in place. Otherwise the visible ones are brought into a
-workspace, once per block and layer, with room for the block's own behind them.
+pages that can be read as they are, that run is attended to in place; scattered ones are too by a backend that reads
+pages. Otherwise the visible ones are brought into a workspace, once per block and layer, with room for the block's own
+behind them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
-from engine.kvcache.quant import PageShape
+from engine.kvcache.quant import PageShape, run_of
+from engine.layers.attention import PagedAttention
 from engine.models import Context, Expand, Rotate
 from engine.profiler import span
 
@@ -45,11 +47,12 @@ class StagedBlock:
         self._cache, self._visible, self._hidden = cache, visible, hidden
         self._open = True
         device = cache.pool.device
-        self._page_index = torch.tensor(pages, device=device)
+        self._own_pages = run_of(pages) or torch.tensor(pages, device=device)
         self._counted: dict[tuple[int, int], Tensor] = {}  # rotations keep what they make of a tensor
         self._slab = self._find_slab()
         self._workspace: Workspace | None = None
         self._past: dict[int, list[int]] = {}  # layer -> the frames it sees
+        self._pages: dict[int, list[int] | None] = {}  # layer -> where they lie, for a backend that reads pages
         self._order: dict[int, Order] = {}  # layer -> where each frame's keys stand in the workspace
 
     def __enter__(self) -> Self:
@@ -80,6 +83,8 @@ class StagedBlock:
         self._store(layer, k if unrotated else turned, v)
         if self._slab is not None:
             return self._attend(q, *self._in_place(layer))
+        if (pages := self._scattered(layer)) is not None:
+            return self._attend_pages(layer, q, pages)
         self._bring_past(layer, rotate if unrotated else None, None)
         return self._attend(q, *self._join(layer, turned, v))
 
@@ -129,28 +134,41 @@ class StagedBlock:
 
     # -------------------------------------------------------------------------------------------- storage
 
-    def _find_slab(self) -> range | None:
+    @property
+    def _readable(self) -> bool:
+        """Whether pages hold what attention reads: keys in the model's type, turned to where they stand."""
+        return self._cache.pool.storage.direct and self._cache.policy.positions == "absolute"
+
+    def _find_slab(self) -> slice | None:
         """The run of pages that is what is visible, in the order of slots, if it can be attended to as it lies."""
-        cache = self._cache
-        if not cache.pool.storage.direct or cache.policy.positions == "window" or cache.policy.topk:
+        if not self._readable or self._cache.policy.topk:
             return None
-        placed = [(cache.slot_of(f), cache.page_of(f)) for f in self._visible]
+        pages = self._by_slot(self._visible)
+        return run_of(pages) if pages else None
+
+    def _scattered(self, layer: int) -> list[int] | None:
+        """The pages that one layer sees, if the backend reads pages and all of them are on the device."""
+        if layer not in self._pages:
+            reads = isinstance(self._cache.attend, PagedAttention) and self._readable
+            self._pages[layer] = self._by_slot(self._past[layer]) if reads else None
+        return self._pages[layer]
+
+    def _by_slot(self, past: Sequence[int]) -> list[int] | None:
+        """Pages of these frames and of the block's own, in the order of slots; None if one is not on the device."""
+        placed = [(self._cache.slot_of(f), self._cache.page_of(f)) for f in past]
         placed += zip(self.slots, self.pages, strict=True)
-        pages = [page for _, page in sorted(placed, key=lambda p: p[0])]
-        first = pages[0]
-        if first is None or pages != list(range(first, first + len(pages))):
-            return None
-        return range(first, first + len(pages))
+        pages = [page for _, page in sorted(placed, key=lambda p: p[0]) if page is not None]
+        return pages if len(pages) == len(placed) else None
 
     def _store(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Write the block's pages: at each step when they are attended to in place, else in the clean pass only."""
-        if self._slab is not None or self.clean:
+        """Write the block's pages: at each step when they are attended to as they lie, else in the clean pass only."""
+        if self._slab is not None or self.clean or self._scattered(layer) is not None:
             self.store(layer, k, v)
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Write keys and values (1, F, S, heads, head_dim) of the block as they will be read."""
         k, v = k[0, self._hidden :], v[0, self._hidden :]
-        self._cache.pool.storage.write(layer, self._page_index, k, v)
+        self._cache.pool.storage.write(layer, self._own_pages, k, v)
         self._cache.copied_bytes += 2 * k.numel() * k.element_size()
         if self.clean and self._cache.policy.topk:
             self._summarise(layer, k.mean(1))
@@ -164,8 +182,13 @@ class StagedBlock:
 
     def _in_place(self, layer: int) -> tuple[Tensor, Tensor]:
         assert self._slab is not None
-        planes, run = self._cache.pool.storage.planes, slice(self._slab.start, self._slab.stop)
-        return planes["k"][layer, run].flatten(0, 1)[None], planes["v"][layer, run].flatten(0, 1)[None]
+        planes = self._cache.pool.storage.planes
+        return planes["k"][layer, self._slab].flatten(0, 1)[None], planes["v"][layer, self._slab].flatten(0, 1)[None]
+
+    def _attend_pages(self, layer: int, q: Tensor, pages: list[int]) -> Tensor:
+        assert isinstance(self._cache.attend, PagedAttention)
+        planes = self._cache.pool.storage.planes
+        return self._cache.attend.paged(q.flatten(1, 2), planes["k"][layer], planes["v"][layer], pages).reshape(q.shape)
 
     # ------------------------------------------------------------------------------------------ workspace
 

@@ -1,23 +1,38 @@
 """Attention backends in one table: which exist here, which one runs, and why.
 
 A backend takes q (B, Tq, H, D), k and v (B, Tk, Hkv, D) and returns (B, Tq, H, D); H is a multiple of Hkv. There is no
-mask: what a block may see is decided by what it is handed. Knows nothing of pages, worlds or ranks.
+mask: what a block may see is decided by what it is handed. One that is a `PagedAttention` can be handed a pool and the
+numbers of its pages instead, and nothing is gathered. Knows nothing of worlds or ranks.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.layers.flashinfer import FlashInfer
+
 logger = logging.getLogger(__name__)
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@runtime_checkable
+class PagedAttention(Protocol):
+    """A backend that also reads keys and values where they lie in a pool."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+
+    def paged(self, q: Tensor, k: Tensor, v: Tensor, pages: Sequence[int]) -> Tensor:
+        """q (1, Tq, H, D) over these pages, in this order, of k and v (all pages, S, Hkv, D) -> (1, Tq, H, D)."""
+        ...
 
 
 class AttentionUnavailable(RuntimeError):
@@ -77,15 +92,6 @@ def _flash_2() -> Attention:
     return lambda q, k, v: flash_attn_func(q, k, v)
 
 
-def _flashinfer() -> Attention:
-    from flashinfer import single_prefill_with_kv_cache
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.stack([single_prefill_with_kv_cache(*row) for row in zip(q, k, v, strict=True)])
-
-    return run
-
-
 @dataclass(frozen=True)
 class Backend:
     """A row of the table: how to get it, and on what it can run."""
@@ -100,7 +106,7 @@ BACKENDS: dict[str, Backend] = {
     for b in (
         Backend("flash-attn-3", _flash_3, cuda_only=True),
         Backend("flash-attn-2", _flash_2, cuda_only=True),
-        Backend("flashinfer", _flashinfer, cuda_only=True),
+        Backend("flashinfer", FlashInfer, cuda_only=True),
         Backend("sdpa", lambda: sdpa),
         Backend("reference", lambda: reference),
     )
@@ -149,6 +155,9 @@ def _probe(backend: Backend, device: torch.device, dtype: torch.dtype) -> Attent
         error = (attend(q, k, k.flip(1)).float() - reference(q, k, k.flip(1)).float()).abs().max().item()
     except (ImportError, RuntimeError, TypeError) as exception:
         raise AttentionUnavailable(f"{backend.name}: {exception}") from exception
+    if isinstance(attend, PagedAttention):
+        pages = attend.paged(q, k.view(3, 8, 2, 64), k.flip(1).view(3, 8, 2, 64), [2, 0, 1])
+        error = max(error, (pages.float() - reference(q, k, k.flip(1)).float()).abs().max().item())
     if error > (1e-4 if dtype == torch.float32 else 2e-2):
         raise AttentionUnavailable(f"{backend.name}: differs from the reference by {error:.2g}")
     return attend

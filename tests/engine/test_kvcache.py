@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,20 @@ def expected(start: int, n: int, past: list[int], positions: str) -> Tensor:
     return reference(q.flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2)).reshape(q.shape)
 
 
+class Paged:
+    """A backend that reads pages where they lie, in the plainest way."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return reference(q, k, v)
+
+    def paged(self, q: Tensor, k: Tensor, v: Tensor, pages: Sequence[int]) -> Tensor:
+        self.calls += 1
+        return reference(q, *(x[list(pages)].flatten(0, 1)[None] for x in (k, v)))
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     n=st.integers(1, 3),
@@ -125,6 +140,26 @@ def test_scattered_pages_are_brought_together_once_a_block_not_once_a_step() -> 
         assert cache.gathered_bytes == before
         staged.attend(1, *frames_of(8, 2), None)
         assert cache.gathered_bytes - before == gathered_once
+
+
+@pytest.mark.parametrize("kv", ["window=4 topk=1", "window=2 topk=2", "window=4 topk=1 range=0:2"])
+def test_a_backend_that_reads_pages_sees_the_same_and_nothing_is_gathered(kv: str) -> None:
+    backend, pool = Paged(), pool_of(60)
+    paged = KVCache(pool, parse(kv), 2, backend)
+    beside = KVCache(pool, parse("full"), 2)  # takes the pages behind those of the other
+    plain = KVCache(pool_of(40), parse(kv), 2, reference)
+    for block in range(6):
+        assert torch.allclose(put(paged, 2 * block, 2, turn), put(plain, 2 * block, 2, turn), atol=1e-6)
+        put(beside, 2 * block, 2, turn)
+    assert backend.calls > 0
+    assert paged.gathered_bytes == 0
+
+
+@pytest.mark.parametrize("kv", ["window=6 store=int8", "window=6 positions=window", "window=4 offload=host range=0:2"])
+def test_pages_that_do_not_hold_what_attention_reads_are_still_brought_together(kv: str) -> None:
+    paged, plain = KVCache(pool_of(40), parse(kv), 2, Paged()), KVCache(pool_of(40), parse(kv), 2, reference)
+    for block in range(6):
+        assert torch.allclose(put(paged, 2 * block, 2, turn), put(plain, 2 * block, 2, turn), atol=1e-6)
 
 
 def test_a_block_that_fails_half_way_leaves_what_every_later_block_sees() -> None:
