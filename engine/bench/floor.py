@@ -3,7 +3,8 @@
     ops = record(lambda: model.forward(...))     # which products the step is made of
     floor_s = seconds(ops)                       # how fast this machine does just those
 
-A step can take no less. What it takes beyond the floor is norms, activations, copies, Python.
+A step can take no less. What it takes beyond the floor is norms, activations, copies, Python. The floor has a tensor
+for each that the step has, so the weights of every layer come from memory in both.
 """
 
 from __future__ import annotations
@@ -45,16 +46,17 @@ class Op:
 
 @dataclass(frozen=True)
 class Shape:
-    """A tensor by its layout."""
+    """A tensor by its layout and where it lay: the same tensor in two products is one, another layer's is another."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    place: int = 0
 
     @classmethod
     def of(cls, tensor: Tensor) -> Shape:
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, tensor.data_ptr())
 
     def make(self) -> Tensor:
         own = [1 if step == 0 else count for count, step in zip(self.size, self.stride, strict=True)]  # not expanded
@@ -87,12 +89,12 @@ def record(run: Callable[[], object]) -> list[Op]:
 
 
 class Floor:
-    """Products ready to be timed: inputs are made once, shared between products of one shape."""
+    """Products ready to be timed, their inputs made once."""
 
     def __init__(self, ops: list[Op]) -> None:
         self.kinds = Counter(op.name for op in ops)
-        made: dict[Op, Callable[[], object]] = {}
-        self._runs = [made.setdefault(op, _prepared(op)) if op not in made else made[op] for op in ops]
+        made: dict[Shape, Tensor] = {}
+        self._runs = [_prepared(op, made) for op in ops]
 
     @torch.inference_mode()
     def seconds(self, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -105,9 +107,13 @@ class Floor:
         return clock() - began
 
 
-def _prepared(op: Op) -> Callable[[], object]:
-    arguments = [a.make() if isinstance(a, Shape) else a for a in op.arguments]
-    options = {k: v.make() if isinstance(v, Shape) else v for k, v in op.options}
+def _prepared(op: Op, made: dict[Shape, Tensor]) -> Callable[[], object]:
+    def filled(value: object) -> object:
+        if isinstance(value, Shape) and value not in made:
+            made[value] = value.make()
+        return made[value] if isinstance(value, Shape) else value
+
+    arguments, options = [filled(a) for a in op.arguments], {k: filled(v) for k, v in op.options}
     return lambda: op.function(*arguments, **options)
 
 

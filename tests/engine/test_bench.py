@@ -78,6 +78,14 @@ def test_the_floor_is_made_of_the_products_of_the_step() -> None:
     assert Floor(ops).seconds() > 0
 
 
+def test_the_floor_has_tensors_of_its_own_for_each_that_the_step_has() -> None:
+    x, layers = torch.randn(3, 4), [torch.randn(4, 4) for _ in range(2)]
+    ops = record(lambda: [x @ w for _ in range(2) for w in layers])
+    inputs = [{a.place for a in op.arguments if isinstance(a, Shape)} for op in ops]
+    assert len(ops) == 4 and inputs[0] == inputs[2] != inputs[1] == inputs[3]
+    assert Floor(ops).seconds() > 0
+
+
 def test_the_floor_can_be_made_of_tensors_that_are_expanded() -> None:
     a, b = torch.randn(8, 1).expand(8, 16), torch.randn(16, 4)
     with torch.inference_mode():
