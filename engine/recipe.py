@@ -35,7 +35,7 @@ def sampler(preset: Preset, steps: int | None = None) -> Sampler:
             schedule = ShiftedFlow(spec.shift)
             counted = spec.steps if steps is None else evenly(steps)
             times = schedule.warp(counted) if spec.warp or steps is not None else tuple(map(float, counted))
-            return FewStep(schedule, times, context_time=spec.context_time)
+            return FewStep(schedule, times, context_time=spec.context_time, noise_context=spec.noise_context)
         case presets.Flow() as spec:
             schedule = ShiftedFlow(spec.shift)
             return FlowODE(schedule, schedule.warp(evenly(steps or spec.steps)), spec.guidance)

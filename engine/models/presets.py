@@ -42,6 +42,7 @@ class FewStep:
     shift: float
     warp: bool = True
     context_time: float = 0.0  # told to the model in the clean pass
+    noise_context: bool = False  # and so much noise is in what it is shown of the past
 
 
 @dataclass(frozen=True)
@@ -393,15 +394,15 @@ _TINY = Preset(
     "a little planet of six places, trained here and shipped with the package; runs live on two CPU cores",
     "engine.models.tiny.model:load",
     "tiny-world",
-    sampler=FewStep((1000,), shift=1.0, warp=False),
+    sampler=FewStep((1000, 667, 333), shift=10.0, context_time=150.0, noise_context=True),
     kv="window=8",
     width=256,
     height=144,
     fps=16.0,
     frames_per_block=2,
-    sizes=Sizes(10_369_192, 6, 4, 64, 48, 256, 1024, 2_043_156),
+    sizes=Sizes(10_373_032, 6, 4, 64, 48, 256, 1024, 2_043_156),
     licence="Apache-2.0",
-    switch=("blend", 3),
+    switch=("blend", 2),
 )
 
 

@@ -8,6 +8,7 @@ inferix train evaluate --json
 import argparse
 import json
 import logging
+import os
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +24,7 @@ from engine.training.options import ALIASES, PARTS, SIZES, STAGES, EvaluationOpt
 from engine.weights import WeightsError
 
 if TYPE_CHECKING:
-    from engine.training.evaluate import Finding
+    from engine.training.trials import Finding
 
 NEEDED = ("numba", "cv2")
 
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument("--seed", type=int, default=0)
     train.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     train.add_argument("--preset", choices=tuple(SIZES), default="cpu")
-    train.add_argument("--threads", type=int, default=1, help="CPU threads of the trainer")
+    train.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of the trainer; all cores")
     save = commands.add_parser("export", help="write the newest averaged weights of a run as fp16 safetensors")
     save.add_argument("--run", type=Path, required=True)
     save.add_argument("--out", type=Path, default=WEIGHTS)

@@ -23,6 +23,7 @@ from engine.models.tiny.planet import (
     FPS,
     FRAMES_PER_LATENT,
     LATENTS_PER_BLOCK,
+    PHASE_PERIOD,
     ROWS,
     SUBJECTS,
     TIMES,
@@ -30,8 +31,8 @@ from engine.models.tiny.planet import (
     WEATHERS,
 )
 from engine.training.codec import LinearCodec
-from engine.training.lighting import light_vector
-from engine.training.renderer import Frame, render
+from engine.training.lighting import LIVERIES, light_vector
+from engine.training.renderer import STRIKES, Frame, render
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +43,11 @@ SHARD_CLIPS: Final = 2000
 SHARD_FRAMES: Final = SHARD_CLIPS * CLIP_LATENTS
 SIGNALS: Final = (
     *("camera_before", "camera", "weight", "clock", "velocity", "facing"),
-    *("time_before", "weather_before", "subject_before", "time", "weather", "subject"),
+    *("time_before", "weather_before", "subject_before", "time", "weather", "subject", "livery"),
 )
 """Columns of the signal array: two scenes (before, now), how far one has dissolved into the other, and the motion."""
-CAMERA_BEFORE, CAMERA, WEIGHT, CLOCK, VELOCITY, FACING, BEFORE, NOW = 0, 1, 2, 3, 4, 5, slice(6, 9), slice(9, 12)
+CAMERA_BEFORE, CAMERA, WEIGHT, CLOCK, VELOCITY, FACING = range(6)
+BEFORE, NOW, LIVERY = slice(6, 9), slice(9, 12), 12
 
 
 def smooth(x: float) -> float:
@@ -55,7 +57,7 @@ def smooth(x: float) -> float:
 
 
 def walk(random: np.random.Generator, latents: int = CLIP_LATENTS) -> Array:
-    """Signals (latents, 12) of one random clip."""
+    """Signals (latents, 13) of one random clip."""
     now = draw_scene(random)
     near_beach = now[2] == SUBJECTS.index("boat") and random.random() < 0.6
     camera = random.uniform(-100, 760) if near_beach else random.uniform(0, CIRCUMFERENCE)
@@ -66,7 +68,8 @@ def walk(random: np.random.Generator, latents: int = CLIP_LATENTS) -> Array:
     pan = float(random.choice([-1, -1, -0.5, 0, 0.5, 1, 1]))
     velocity = pan * TOP_SPEED if random.random() < 0.7 else 0.0
     facing = 1.0 if (pan or random.random() - 0.4) > 0 else -1.0
-    start = random.integers(0, int(CLOCK_PERIOD) * 4) / 4
+    livery = int(random.integers(len(LIVERIES)))
+    start = draw_clock(random, WEATHERS[now[1]] == "storm")
     rows = []
     for i in range(latents):
         if i % LATENTS_PER_BLOCK == 0 and i and random.random() < 0.2:
@@ -85,10 +88,19 @@ def walk(random: np.random.Generator, latents: int = CLIP_LATENTS) -> Array:
         if weight == 1.0:
             old, old_camera = shown, new_camera if i >= switch else old_camera
             new_camera = old_camera
-        rows.append([old_camera, new_camera, weight, clock, velocity, facing, *old, *shown])
+        rows.append([old_camera, new_camera, weight, clock, velocity, facing, *old, *shown, livery])
     signals = np.array(rows, np.float32)
     signals[:, :2] %= CIRCUMFERENCE
     return signals
+
+
+def draw_clock(random: np.random.Generator, storm: bool) -> float:
+    """Seconds at which a clip begins; half of all storms show a strike, which otherwise would hardly be seen."""
+    start = random.integers(0, int(CLOCK_PERIOD) * 4) / 4
+    if storm and random.random() < 0.5:
+        strike = STRIKES[random.integers(len(STRIKES))] + random.integers(0, 2) / 4
+        start = PHASE_PERIOD * random.integers(0, 8) + strike - random.integers(1, CLIP_LATENTS + 1) / 4
+    return float(start % CLOCK_PERIOD)
 
 
 def draw_scene(random: np.random.Generator) -> tuple[int, int, int]:
@@ -118,7 +130,7 @@ def show(signals: Array) -> Frame:
 
 def _render(signals: Array, camera: float, scene: Array) -> Frame:
     time, weather, subject = (int(i) for i in scene)
-    vector = light_vector(TIMES[time], WEATHERS[weather], SUBJECTS[subject])
+    vector = light_vector(TIMES[time], WEATHERS[weather], SUBJECTS[subject], int(signals[LIVERY]))
     return render(vector, float(camera), float(signals[CLOCK]), float(signals[FACING]))
 
 
@@ -146,7 +158,7 @@ class Dissolve(Frame):
 
 @dataclass(frozen=True)
 class Shard:
-    """Signals (clips, 8, 12) and latents (clips, 8, C, 9, 16) fp16 of SHARD_CLIPS clips, mapped from disk."""
+    """Signals (clips, 8, 13) and latents (clips, 8, C, 9, 16) fp16 of SHARD_CLIPS clips, mapped from disk."""
 
     signals: Array
     latents: npt.NDArray[np.float16]

@@ -8,8 +8,6 @@ Needs the renderer (the `train` extra). Wall-clock numbers are of the machine an
 
 import time
 from collections.abc import Callable, Iterator
-from copy import deepcopy
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Final
@@ -17,20 +15,19 @@ from typing import Final
 import cv2
 import numpy as np
 
-from engine.decoder import Pictures, decode
-from engine.models import BlockSignals
+from engine.decoder import Pictures
 from engine.models.presets import find
 from engine.models.tiny.model import TinyModel, load_from
 from engine.models.tiny.planet import PLACES, TIMES, TOP_SPEED, WEATHERS
 from engine.models.tiny.text import PHRASES
 from engine.protocol import ActionState, PromptChange
 from engine.rollout import Request, Rollout
-from engine.training.data import Array
+from engine.training.endurance import measure_drift
 from engine.training.options import PARTS, EvaluationOptions
 from engine.training.sheets import write_sheet
-from engine.training.truth import HEADS, Judge, codec_of, psnr, train_judge, true_pictures
+from engine.training.trials import BLOCK_S, Finding, Trial, kept_livery, livery_of, memory_alone, rates_of
+from engine.training.truth import HEADS, Judge, codec_of, psnr, train_judge
 
-BLOCK_S: Final = 0.5
 NAMES: Final = {place: PHRASES["place"][place][0] for place in PLACES}
 """What each place is called in the scripts below."""
 SAYINGS: Final = (
@@ -39,22 +36,6 @@ SAYINGS: Final = (
     "now it is {weather} and {time} over the {place}: {subject}",
     "i want to see {subject} near a {place} during {time}; {weather} please",
 )
-
-
-@dataclass(frozen=True)
-class Finding:
-    part: str
-    unit: str
-    values: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One block as it was shown, and the truth where it was asked for."""
-
-    signals: BlockSignals
-    pictures: Pictures
-    true: Array | None
 
 
 def evaluate(options: EvaluationOptions) -> Iterator[Finding]:
@@ -67,68 +48,51 @@ def evaluate(options: EvaluationOptions) -> Iterator[Finding]:
         draw_sheet(model, options.sheet)
 
 
-def roll(
-    model: TinyModel,
-    prompts: tuple[PromptChange, ...],
-    seconds: float,
-    actions: tuple[tuple[float, ActionState], ...] = (),
-    *,
-    truth: bool = True,
-    seed: int = 0,
-    kv: str = "",
-    steps: int | None = None,
-) -> Iterator[Seen]:
-    """The blocks of one world, made by the engine's own generator and decoder."""
-    request = Request("tiny-world", prompts, seconds, seed, actions, kv, steps)
-    with Rollout(request, model, find("tiny-world")) as rollout:
-        world = rollout.world
-        while world.media_s() < seconds - 1e-6:
-            due = [state for at_s, state in actions if at_s <= world.media_s() + 1e-6]
-            if due:
-                world.act(due[-1])
-            signals, _ = world.signals()
-            pictures = decode(world, rollout.generator.next_block(world))
-            yield Seen(signals, pictures, true_pictures(signals) if truth else None)
-
-
-def quality_of(seen: list[Seen]) -> tuple[float, float]:
-    """Mean PSNR of the first block and of all later ones, dB."""
-    rates = [float(psnr(s.pictures, s.true).mean()) for s in seen if s.true is not None]
-    return rates[0], float(np.mean(rates[1:]))
-
-
 # -- parts -------------------------------------------------------------------------------------------------------
 
 
 def measure_quality(model: TinyModel, options: EvaluationOptions) -> Iterator[Finding]:
-    """First block and steady parts, every place in four lights, walking; then what each part of the model adds."""
+    """First block and steady parts, every place in four lights, from standing to walking."""
     del options
     lights = ("noon, clear sky, nobody", "night, clear sky, nobody", "day, thunderstorm", "sunset, sunny, hiker")
     scenes = [f"{place}, {light}" for light in lights for place in NAMES.values()]
-    walking = ((1.0, ActionState(keys=("right",))),)
-    rates = [quality_of(list(roll(model, (PromptChange(0, s),), 3.0, walking, seed=i))) for i, s in enumerate(scenes)]
+    rates = [rates_of(list(_walk(model, scene, seed=i).blocks())) for i, scene in enumerate(scenes)]
     first, steady = np.mean(rates, 0)
     yield Finding("quality", "dB", {"first block": float(first), "steady": float(steady)})
-    places = [f"{place}, {lights[i % 4]}" for i, place in enumerate(NAMES.values())]
-    variants: dict[str, Callable[..., Iterator[Seen]]] = {
-        "memory alone": partial(roll, _memory_alone(model), steps=1),
-        "no context": partial(roll, model, kv="window=2"),
-        "context, 1 step": partial(roll, model, steps=1),
-        "context, 2 steps": partial(roll, model, steps=2),
-        "context, 4 steps": partial(roll, model, steps=4),
+
+
+def _walk(model: TinyModel, scene: str, *, seed: int = 0, kv: str = "", steps: int | None = None) -> Trial:
+    """Three seconds of a scene, two of them walking."""
+    walking = ((1.0, ActionState(keys=("right",))),)
+    return Trial(model, (PromptChange(0, scene),), 3.0, walking, seed, kv, steps)
+
+
+def measure_ablation(model: TinyModel, options: EvaluationOptions) -> Iterator[Finding]:
+    """What each part of the model adds, where there is something that only the past can tell: a subject's livery."""
+    del options
+    lights = ("noon, clear sky", "sunset, cloudy", "dawn, clear sky", "day, rain")
+    subjects = ("balloon", "car", "hiker")
+    scenes = [
+        f"{place}, {lights[(i + k) % 4]}, {who}"
+        for i, place in enumerate(NAMES.values())
+        for k, who in enumerate(subjects)
+    ]
+    scenes += [f"beach, {light}, sailboat" for light in lights]
+    variants: dict[str, Callable[..., Trial]] = {
+        "memory alone": partial(_walk, memory_alone(model), steps=1),
+        "no context, 2 steps": partial(_walk, model, kv="window=2", steps=2),
+        "context, 1 step": partial(_walk, model, steps=1),
+        "context, 2 steps": partial(_walk, model, steps=2),
+        "context, 4 steps": partial(_walk, model, steps=4),
     }
-    found = {}
+    found: dict[str, float] = {}
+    kept: dict[str, float] = {}
     for name, make in variants.items():
-        found[name] = float(np.mean([quality_of(list(make((PromptChange(0, s),), 3.0, walking)))[1] for s in places]))
+        clips = [list(make(scene, seed=i).blocks()) for i, scene in enumerate(scenes)]
+        found[name] = float(np.mean([rates_of(clip)[1] for clip in clips]))
+        kept[name] = float(np.mean([kept_livery(clip) for clip in clips]))
     yield Finding("ablation", "dB", found)
-
-
-def _memory_alone(model: TinyModel) -> TinyModel:
-    """The same model with a transformer that adds nothing."""
-    network = deepcopy(model.network)
-    network.out.weight.data.zero_()
-    network.out.bias.data.zero_()
-    return TinyModel(network, model.decoder.network)
+    yield Finding("livery kept", "share of blocks", kept)
 
 
 def measure_attributes(model: TinyModel, options: EvaluationOptions) -> Iterator[Finding]:
@@ -142,7 +106,7 @@ def measure_attributes(model: TinyModel, options: EvaluationOptions) -> Iterator
             wanted["place"] = "beach"
         said = {name: str(numbers.choice(PHRASES[name][value])) for name, value in wanted.items()}
         prompt = SAYINGS[i % len(SAYINGS)].format(**said)
-        last = list(roll(model, (PromptChange(0, prompt),), 2 * BLOCK_S, truth=False, seed=i))[-1]
+        last = list(Trial(model, (PromptChange(0, prompt),), 2 * BLOCK_S, seed=i).blocks())[-1]
         verdict = judge.verdicts(last.pictures[-1:])[0]
         for name, value in wanted.items():
             right[name].append(getattr(verdict, name) == value)
@@ -162,7 +126,7 @@ def measure_switches(model: TinyModel, options: EvaluationOptions) -> Iterator[F
         place = str(numbers.choice(list(NAMES.values())))
         start = PromptChange(0, f"{place}, {PHRASES[slot][old][0]}")
         change = PromptChange(1.0, PHRASES[slot][new][0], "auto")
-        blocks = list(roll(model, (start, change), 4.0, truth=False, seed=i))[2:]
+        blocks = list(Trial(model, (start, change), 4.0, seed=i).blocks())[2:]
         seen = [getattr(judge.verdicts(b.pictures[-1:])[0], slot) == new for b in blocks]
         latencies.append(seen.index(True) + 1 if any(seen) else len(seen) + 1)
     within = {f"within {n} blocks": float(np.mean([x <= n for x in latencies])) for n in (1, 2, 3)}
@@ -176,7 +140,7 @@ def measure_actions(model: TinyModel, options: EvaluationOptions) -> Iterator[Fi
     for i, place in enumerate(NAMES.values()):
         for pan in (-1.0, -0.5, 0.5, 1.0):
             action = ((0.0, ActionState(values={"pan": pan})),)
-            blocks = list(roll(model, (PromptChange(0, f"{place} by day, clear"),), 2.5, action, truth=False, seed=i))
+            blocks = list(Trial(model, (PromptChange(0, f"{place} by day, clear"),), 2.5, action, i).blocks())
             pictures = np.concatenate([b.pictures for b in blocks[2:]])
             moved = np.median([ground_shift(pictures[k], pictures[k + 2]) / 2 for k in range(len(pictures) - 2)])
             sign.append(np.sign(moved) == np.sign(pan))
@@ -202,29 +166,15 @@ def measure_return(model: TinyModel, options: EvaluationOptions) -> Iterator[Fin
     for i, place in enumerate(NAMES.values()):
         path = ((1.0, "right"), (5.0, "left"), (9.0, ""))
         actions = tuple((at, ActionState(keys=(key,) if key else ())) for at, key in path)
-        blocks = list(roll(model, (PromptChange(0, f"{place}, noon, clear sky, nobody"),), 11.0, actions, seed=i))
+        scene = PromptChange(0, f"{place}, noon, clear sky, nobody")
+        blocks = list(Trial(model, (scene,), 11.0, actions, i).blocks())
         first, last = blocks[1], blocks[-1]
-        assert last.true is not None and first.true is not None
-        rates.append(float(psnr(last.pictures, last.true).mean()))
+        rates.append(last.psnr(0))
         land = slice(90, 144)
         same.append(float(psnr(last.pictures[-1:, land], np.asarray(first.pictures[-1:, land] / 255, np.float32))[0]))
     yield Finding(
         "return", "dB", {"after coming back": float(np.mean(rates)), "ground as before": float(np.mean(same))}
     )
-
-
-def measure_drift(model: TinyModel, options: EvaluationOptions) -> Iterator[Finding]:
-    """A long walk under changing light: error against the truth, minute by minute."""
-    seconds = options.minutes * 60
-    lights = ("noon, clear sky", "sunset, cloudy", "night, clear sky", "dawn, rain")
-    prompts = [PromptChange(15.0 * k, f"{lights[k % 4]}", "auto") for k in range(max(1, int(seconds / 15)))]
-    prompts[0] = PromptChange(0, f"beach, {lights[0]}")
-    by_minute: dict[int, list[float]] = {}
-    walking = ((0.0, ActionState(keys=("right",))),)
-    for k, seen in enumerate(roll(model, tuple(prompts), seconds, walking)):
-        assert seen.true is not None
-        by_minute.setdefault(int(k * BLOCK_S // 60), []).append(float(psnr(seen.pictures, seen.true).mean()))
-    yield Finding("drift", "dB", {f"minute {m + 1}": float(np.mean(v)) for m, v in by_minute.items()})
 
 
 def measure_seams(model: TinyModel, options: EvaluationOptions) -> Iterator[Finding]:
@@ -233,9 +183,9 @@ def measure_seams(model: TinyModel, options: EvaluationOptions) -> Iterator[Find
     ratios = []
     for i, place in enumerate(NAMES.values()):
         walking = ((0.0, ActionState(keys=("right",))),)
-        blocks = list(roll(model, (PromptChange(0, f"{place}, day, clear sky"),), 4.0, walking, seed=i))
+        blocks = list(Trial(model, (PromptChange(0, f"{place}, day, clear sky, nobody"),), 4.0, walking, i).blocks())
         made = np.concatenate([b.pictures for b in blocks]).astype(np.float32)[16:]
-        true = np.concatenate([b.true for b in blocks if b.true is not None])[16:] * 255
+        true = np.concatenate([b.true(0) for b in blocks])[16:] * 255
         change = np.abs(np.diff(made, axis=0) - np.diff(true, axis=0)).mean((1, 2, 3))
         at_key = np.arange(len(change)) % 4 == 3
         ratios.append([float(change[at_key].mean()), float(change[~at_key].mean())])
@@ -275,10 +225,9 @@ def draw_sheet(model: TinyModel, path: Path) -> None:
     ]
     made, true = [], []
     for i, scene in enumerate(scenes):
-        seen = list(roll(model, (PromptChange(0, scene),), 2 * BLOCK_S, seed=i))[-1]
-        assert seen.true is not None
-        made.append(seen.pictures[-1].astype(np.float32) / 255)
-        true.append(seen.true[-1])
+        blocks = list(Trial(model, (PromptChange(0, scene),), 2 * BLOCK_S, seed=i).blocks())
+        made.append(blocks[-1].pictures[-1].astype(np.float32) / 255)
+        true.append(blocks[-1].true(livery_of(blocks))[-1])
     prompts = (
         PromptChange(0, "a sunny beach with a sailboat"),
         PromptChange(4.0, "a storm breaks out", "auto"),
@@ -286,10 +235,11 @@ def draw_sheet(model: TinyModel, path: Path) -> None:
         PromptChange(12.0, "the desert", "auto"),
     )
     walking = ((1.0, ActionState(keys=("right", "fast"))),)
-    for k, seen in enumerate(roll(model, prompts, 16.0, walking)):
-        if k % 2 and seen.true is not None:
-            made.append(seen.pictures[3].astype(np.float32) / 255)
-            true.append(seen.true[3])
+    blocks = list(Trial(model, prompts, 16.0, walking).blocks())
+    livery = livery_of(blocks)
+    for block in blocks[1::2]:
+        made.append(block.pictures[3].astype(np.float32) / 255)
+        true.append(block.true(livery)[3])
     write_sheet(path, (np.stack(made), np.stack(true)))
 
 
@@ -298,7 +248,7 @@ MEASURES: Final[dict[str, Part]] = dict(
     zip(
         PARTS,
         (
-            *(measure_speed, measure_quality, measure_seams, measure_actions),
+            *(measure_speed, measure_quality, measure_ablation, measure_seams, measure_actions),
             *(measure_return, measure_attributes, measure_switches, measure_drift),
         ),
         strict=True,

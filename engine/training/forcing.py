@@ -156,17 +156,23 @@ def teacher_forced(
 
 
 @torch.no_grad()
-def own_guess(predict: Predict, given: Any, clean: Tensor, noise: Tensor, block: int, window: int) -> Tensor:
-    """What the model itself makes of a clip in one step from pure noise, each block seeing the true ones before it.
+def own_guess(
+    predict: Predict, given: Any, clean: Tensor, noised_from: tuple[Tensor, Tensor], block: int, window: int
+) -> Tensor:
+    """What the model itself makes of a clip in one step, each block seeing the true ones before it.
+
+    `noised_from` is (times (B, F), noise like `clean`). At time 1 the step begins with nothing but noise, and a model
+    that has many right answers gives their mean. Below 1 it begins with a little of the truth, and gives the one
+    answer that the rest of the lesson is about.
 
     Used in place of the truth as context (against exposure bias), and as what a later step starts from. It is one
     packed pass, not a roll-out: mistakes of mistakes are left to the next training step.
     """
     frames = clean.shape[1]
     context = TeacherForcing(frames, block, window, 1)
-    times = clean.new_zeros(clean.shape[0], frames)
-    ones = torch.ones_like(times)[:, None]
-    return teacher_forced(predict, given, (clean, times), (noise[:, None], ones), context)[:, 0]
+    times, noise = noised_from
+    start = (noised(clean, times, noise)[:, None], times[:, None])
+    return teacher_forced(predict, given, (clean, torch.zeros_like(times)), start, context)[:, 0]
 
 
 def renoised(answer: Tensor, t: Tensor, noise: Tensor) -> Tensor:

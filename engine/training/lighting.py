@@ -18,7 +18,11 @@ SKY_TOP, SKY_MIDDLE, SKY_LOW, AMBIENT, SUN_COLOUR, CLOUD_COLOUR = 0, 3, 6, 9, 12
 SUN_HEIGHT, SUN, MOON, STARS, LAMPS = 18, 19, 20, 21, 22
 CLOUDS, OVERCAST, DIM, RAIN, SNOW, FOG, LIGHTNING, SETTLED = 23, 24, 25, 26, 27, 28, 29, 30
 BOAT, CAR, WALKER, BIRDS, BALLOON = 31, 32, 33, 34, 35
-SIZE = 36
+PAINT = 36
+SIZE = 39
+
+LIVERIES: tuple[Colour, ...] = ((0.90, 0.20, 0.16), (0.16, 0.40, 0.86), (0.96, 0.74, 0.16), (0.20, 0.62, 0.34))
+"""What boat, car, walker and balloon of a world are painted in. Nobody tells the model: only a world's past knows."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,8 @@ WEATHER = {
 }
 
 
-def light_vector(time: str, weather: str, subject: str) -> Vector:
-    """The state vector (SIZE,) of one time of day, weather and subject."""
+def light_vector(time: str, weather: str, subject: str, livery: int = 0) -> Vector:
+    """The state vector (SIZE,) of one time of day, weather and subject in one of the LIVERIES."""
     vector = np.zeros(SIZE, np.float32)
     day, sky = DAYLIGHT[time], WEATHER[weather]
     colours = ((SKY_TOP, day.top), (SKY_MIDDLE, day.middle), (SKY_LOW, day.low), (AMBIENT, day.ambient))
@@ -84,6 +88,7 @@ def light_vector(time: str, weather: str, subject: str) -> Vector:
         *(sky.clouds, sky.overcast, sky.dim, sky.rain, sky.snow, sky.fog, sky.lightning),
         sky.snow,
     )
+    vector[PAINT : PAINT + 3] = LIVERIES[livery]
     if subject != "none":
         vector[BOAT + SUBJECTS.index(subject) - 1] = 1.0
     return vector

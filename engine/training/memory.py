@@ -83,7 +83,7 @@ def memory_optimiser(network: TinyNetwork, scale: float = 1.0) -> Optimiser:
     matrices = [memory.into.weight, *linears]
     slow = [memory.linear, memory.images, memory.average]
     taken = {id(p) for p in (*matrices, *slow)}
-    modules = (memory, network.words, network.text, network.pool, network.motion)
+    modules = (memory, network.words, network.text, network.pool, network.motion, network.phase)
     fast = [p for module in modules for p in module.parameters() if id(p) not in taken] + [network.slots]
     groups = [{"params": fast, "lr": 2e-3 * scale}, {"params": slow, "lr": 4e-4 * scale}]
     return Optimiser(matrices, groups, 0.02 * scale)

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-PARTS: Final = ("speed", "quality", "seams", "actions", "return", "attributes", "switch", "drift")
+PARTS: Final = ("speed", "quality", "ablation", "seams", "actions", "return", "attributes", "switch", "drift")
 """Of the evaluation."""
 STAGES: Final = ("codec", "clips", "memory", "full", "blocks", "few-step", "decoder")
-SHARE: Final = {"memory": 0.34, "full": 0.06, "blocks": 0.3, "few-step": 0.15, "decoder": 0.15}
+SHARE: Final = {"memory": 0.34, "full": 0.04, "blocks": 0.3, "few-step": 0.18, "decoder": 0.14}
 """Share of the training time of each stage that is trained by gradient."""
 ALIASES: Final = {"transformer": ("full", "blocks")}
 

@@ -7,8 +7,13 @@ same seed gives the same weights on the same machine.
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from copy import deepcopy
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +35,7 @@ from engine.training.decoder import (
     new_decoder,
     render_lesson,
 )
-from engine.training.forcing import Rolling, roll_block
+from engine.training.forcing import Rolling, Whole, noised, roll_block
 from engine.training.memory import MemoryFrames, fit_tables, measure_memory, memory_losses, memory_optimiser
 from engine.training.optimiser import Optimiser
 from engine.training.options import ALIASES, SHARE, STAGES, TrainingOptions
@@ -40,6 +45,7 @@ from engine.training.transformer import (
     STEP_TIMES,
     WINDOW_BLOCKS,
     TransformerData,
+    begin_transformer,
     block_losses,
     few_step_losses,
     full_losses,
@@ -75,8 +81,9 @@ def make_codec(options: TrainingOptions) -> None:
 def make_clips(options: TrainingOptions) -> None:
     """The training shards, and one more that is held out."""
     codec = LinearCodec.load(options.out / "codec.safetensors")
-    for index in range(options.size.shards + 1):
-        make_shard(options.out / "clips", index, options.seed, codec)
+    make = partial(make_shard, options.out / "clips", seed=options.seed, codec=codec)
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as processes:
+        list(processes.map(make, range(options.size.shards + 1)))
 
 
 def open_clips(options: TrainingOptions) -> tuple[Clips, range, range]:
@@ -128,6 +135,7 @@ def _train_transformer(
     data, checks = TransformerData(clips, training, scale), TransformerData(clips, held_out)
     network = load_network(options.out / f"{before}.pt").to(options.device)
     if before == "memory":
+        begin_transformer(network, options.seed)
         measure_variance(network, data)
 
     def of(chance: Chance) -> dict[str, Tensor]:
@@ -170,8 +178,9 @@ def _degrade(options: TrainingOptions) -> Degrade:
     @torch.no_grad()
     def degrade(signals: Array, latents: Tensor, chance: Chance) -> Tensor:
         given = give(network, signals[:, None], chance.numbers)
-        noise = [chance.normal(*latents[:, None].shape) for _ in STEP_TIMES]
-        made = roll_block(network.predict, given, Rolling(WINDOW_BLOCKS), noise, STEP_TIMES)[:, 0]
+        start = 0.4 + 0.5 * chance.uniform(len(latents), 1)
+        noisy = noised(latents[:, None], start, chance.normal(*latents[:, None].shape))
+        made = network.predict(noisy, start, given, Whole())[:, 0]
         own = chance.uniform(len(latents), 1, 1, 1) < 0.66
         share = chance.uniform(len(latents), 1, 1, 1).sqrt()
         return torch.where(own, latents + (made - latents) * share, add_noise(signals, latents, chance))
@@ -189,7 +198,7 @@ def sheet_clips(network: TinyNetwork, data: TransformerData, codec: LinearCodec)
 
 @torch.no_grad()
 def roll_clips(network: TinyNetwork, signals: Array, chance: Chance, times: tuple[float, ...] = STEP_TIMES) -> Tensor:
-    """Clips (B, F, C, 9, 16) streamed block by block under the signals (B, F, 12)."""
+    """Clips (B, F, C, 9, 16) streamed block by block under the signals (B, F, 13)."""
     given, context, made = give(network, signals, chance.numbers), Rolling(WINDOW_BLOCKS), []
     for start in range(0, signals.shape[1], 2):
         noise = [chance.normal(len(signals), 2, 64, 9, 16) for _ in times]
@@ -238,22 +247,27 @@ def _stage(
     losses: Callable[[Chance], dict[str, Tensor]],
     hold: float,
 ) -> Stage:
-    steps = planned_steps(options, name, losses)
+    steps = planned_steps(options, name, losses, optimiser)
     plan = Plan(name, options.out, steps, options.seed, options.device, hold)
     return Stage(plan, module, optimiser, average=0.98 if name == "decoder" else 0.995)
 
 
-def planned_steps(options: TrainingOptions, name: str, losses: Callable[[Chance], dict[str, Tensor]]) -> int:
+def planned_steps(
+    options: TrainingOptions, name: str, losses: Callable[[Chance], dict[str, Tensor]], optimiser: Optimiser
+) -> int:
     """Steps of a stage: as planned before, as asked for, or as many as fit into its share of the time."""
     path = options.out / "plan.json"
     plan: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
     if options.steps is not None:
         plan[name] = options.steps
     if name not in plan:
-        started = time.monotonic()
-        for trial in range(3):
-            losses(Chance.of(options.seed, "pace", trial, options.device))["loss"].backward()  # type: ignore[no-untyped-call]
-        pace = (time.monotonic() - started) / 3 * 1.15  # the optimiser's share
+        blank = deepcopy(optimiser.state_dict())
+        moments = [time.monotonic()]
+        for trial in range(6):
+            optimiser.step(losses(Chance.of(options.seed, "pace", trial, options.device))["loss"], 0.0)
+            moments.append(time.monotonic())
+        pace = (moments[6] - moments[2]) / 4
+        optimiser.load_state_dict(blank)
         share = SHARE[name] if options.stage == "all" else 1.0
         plan[name] = max(50, int(options.hours * 3600 * share / pace))
     path.write_text(json.dumps(plan, indent=1))

@@ -27,6 +27,8 @@ SUN_X, MOON_X = 180.0, 76.0
 RAIN_PERIOD = SNOW_PERIOD = 72.0
 RAIN_SPEED, SNOW_SPEED = 288.0, 36.0
 RAIN_SLANT = 0.22
+STRIKES = (1.0, 5.25)
+"""Seconds of every eight at which lightning strikes, for half a second."""
 
 _random = np.random.default_rng(11)
 STAR_MAP = (_random.random((46, 4)) * np.array([256, 62, 1, 1])).astype(np.float32)
@@ -153,10 +155,10 @@ def draw_clouds(out, planes, state, field_, camera, clock):  # type: ignore[no-u
 def flash_place(clock):  # type: ignore[no-untyped-def]
     """x of the bolt and how bright it still is; two strikes in eight seconds."""
     phase = clock % 8.0
-    if 1.0 <= phase < 1.5:
-        return 178.0, 1 - (phase - 1.0) * 2
-    if 5.25 <= phase < 5.75:
-        return 70.0, 1 - (phase - 5.25) * 2
+    if STRIKES[0] <= phase < STRIKES[0] + 0.5:
+        return 178.0, 1 - (phase - STRIKES[0]) * 2
+    if STRIKES[1] <= phase < STRIKES[1] + 0.5:
+        return 70.0, 1 - (phase - STRIKES[1]) * 2
     return 0.0, 0.0
 
 

@@ -11,6 +11,7 @@ from engine.training.shading import BOAT, TURN, ambient, haze, put, segment, sta
 @njit(cache=True, fastmath=True)
 def draw_boat(out, planes, state, clock, facing):  # type: ignore[no-untyped-def]
     ar, ag, ab = ambient(state)
+    pr, pg, pb = state[light.PAINT], state[light.PAINT + 1], state[light.PAINT + 2]
     cx, cy, roll = 112.0, 96.0 + 1.6 * math.sin(TURN * clock / 2.0), 0.06 * math.sin(TURN * clock / 2.0 + 0.8)
     for y in range(int(cy - 44), int(cy + 10)):
         for x in range(int(cx - 26), int(cx + 26)):
@@ -25,14 +26,14 @@ def draw_boat(out, planes, state, clock, facing):  # type: ignore[no-untyped-def
                 out,
                 y,
                 x,
-                (0.92 if top else 0.62) * ar,
-                (0.90 if top else 0.20) * ag,
-                (0.86 if top else 0.18) * ab,
+                (0.92 if top else pr) * ar,
+                (0.90 if top else pg) * ag,
+                (0.86 if top else pb) * ab,
                 hull,
             )
             put(out, y, x, 0.30 * ar, 0.22 * ag, 0.18 * ab, mast)
             put(out, y, x, 0.98 * ar, 0.96 * ag, 0.92 * ab, main)
-            put(out, y, x, 0.95 * ar, 0.55 * ag, 0.30 * ab, jib)
+            put(out, y, x, pr * ar, pg * ag, pb * ab, jib)
             if max(hull, mast, main, jib) > 0.5:
                 planes[y, x] = BOAT
 
@@ -40,6 +41,7 @@ def draw_boat(out, planes, state, clock, facing):  # type: ignore[no-untyped-def
 @njit(cache=True, fastmath=True)
 def draw_car(out, planes, state, facing):  # type: ignore[no-untyped-def]
     ar, ag, ab = ambient(state)
+    pr, pg, pb = state[light.PAINT], state[light.PAINT + 1], state[light.PAINT + 2]
     hr, hg, hb = haze(state)
     lamps, cx, cy = state[light.LAMPS], 106.0, 133.0
     for y in range(110, 141):
@@ -51,7 +53,7 @@ def draw_car(out, planes, state, facing):  # type: ignore[no-untyped-def]
                 stamp(out, planes, y, x, 1.0, 0.93, 0.65, beam)
             body = max(abs(px) - 18.5, abs(py + 4.0) - 4.0)
             cabin = max(abs(px + 1.5) - (7.5 + 4.5 * (py + 14.5) / 7.0), abs(py + 11.0) - 3.8)
-            stamp(out, planes, y, x, 0.88 * ar, 0.20 * ag, 0.16 * ab, unit(0.5 - min(body, cabin)))
+            stamp(out, planes, y, x, pr * ar, pg * ag, pb * ab, unit(0.5 - min(body, cabin)))
             if py < -7.8 and abs(px + 1.5) > 0.8:
                 glass = unit(-1.1 - cabin)
                 stamp(out, planes, y, x, 0.6 * ar + 0.2 * hr, 0.75 * ag + 0.2 * hg, 0.85 * ab + 0.2 * hb, glass)
@@ -65,6 +67,7 @@ def draw_car(out, planes, state, facing):  # type: ignore[no-untyped-def]
 def draw_walker(out, planes, state, camera, facing):  # type: ignore[no-untyped-def]
     """A hiker whose stride follows the ground: one cycle in 64 pixels."""
     ar, ag, ab = ambient(state)
+    pr, pg, pb = state[light.PAINT], state[light.PAINT + 1], state[light.PAINT + 2]
     phase, cx, scale = TURN * camera / 64.0, 106.0, 1.25
     stride, bob = math.sin(phase), -abs(math.cos(phase))
     for y in range(84, 142):
@@ -74,8 +77,8 @@ def draw_walker(out, planes, state, camera, facing):  # type: ignore[no-untyped-
             arms = min(segment(px, py, 0.4, -23, -5.5 * stride, -14), segment(px, py, 0.4, -23, 5.5 * stride, -14))
             head = math.sqrt((px - 0.8) ** 2 + (py + 31.0) ** 2)
             stamp(out, planes, y, x, 0.16 * ar, 0.18 * ag, 0.34 * ab, unit(2.5 - legs))
-            stamp(out, planes, y, x, 0.90 * ar, 0.30 * ag, 0.20 * ab, unit(4.2 - segment(px, py, 0, -15, 0.5, -24)))
-            stamp(out, planes, y, x, 0.72 * ar, 0.22 * ag, 0.18 * ab, unit(1.9 - arms))
+            stamp(out, planes, y, x, pr * ar, pg * ag, pb * ab, unit(4.2 - segment(px, py, 0, -15, 0.5, -24)))
+            stamp(out, planes, y, x, 0.8 * pr * ar, 0.8 * pg * ag, 0.8 * pb * ab, unit(1.9 - arms))
             stamp(out, planes, y, x, 0.95 * ar, 0.76 * ag, 0.62 * ab, unit(4.1 - head))
             stamp(out, planes, y, x, 0.22 * ar, 0.3 * ag, 0.55 * ab, unit(2.2 - segment(px, py, -2.2, -34, 4.4, -33.4)))
 
@@ -83,6 +86,7 @@ def draw_walker(out, planes, state, camera, facing):  # type: ignore[no-untyped-
 @njit(cache=True, fastmath=True)
 def draw_balloon(out, planes, state, clock):  # type: ignore[no-untyped-def]
     ar, ag, ab = ambient(state)
+    pr, pg, pb = state[light.PAINT], state[light.PAINT + 1], state[light.PAINT + 2]
     cx, cy = 84.0, 42.0 + 3 * math.sin(TURN * clock / 8.0)
     for y in range(int(cy - 24), int(cy + 40)):
         for x in range(int(cx - 24), int(cx + 24)):
@@ -92,7 +96,7 @@ def draw_balloon(out, planes, state, clock):  # type: ignore[no-untyped-def]
                 a = unit(0.5 + radius - math.sqrt(px * px + (py * 0.92) ** 2))
                 stripe = int((math.asin(max(-1.0, min(1.0, px / (radius + 0.01)))) + 1.5708) / 0.52) % 2
                 if stripe == 0:
-                    stamp(out, planes, y, x, 0.90 * ar, 0.28 * ag, 0.22 * ab, a)
+                    stamp(out, planes, y, x, pr * ar, pg * ag, pb * ab, a)
                 else:
                     stamp(out, planes, y, x, 0.98 * ar, 0.84 * ag, 0.48 * ab, a)
             if 15 <= py < 28 and abs(abs(px) - 3.6) < 0.6:

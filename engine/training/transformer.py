@@ -23,8 +23,11 @@ CONTEXT_NOISE: Final = 0.3
 SHAPES: Final = ((2, 12, 1), (4, 4, 2), (8, 2, 2))
 SHAPE_SHARE: Final = (0.3, 0.3, 0.4)
 """Latent frames, clips and noisy copies of a batch, and how often each is drawn; the first is a world's first block."""
-STEP_TIMES: Final = (1.0, 0.5)
-MEMORY_PARTS: Final = ("memory", "words", "slots", "text", "pool", "motion")
+STEP_TIMES: Final = (1.0, 0.95, 0.83)
+"""Of the sampler: what a first block is to be (here a livery) is decided in much noise, little by little."""
+LATER_TIMES: Final = (0.95, 0.83, 0.5)
+"""Of the second step and those after it, with two to four steps."""
+MEMORY_PARTS: Final = ("memory", "words", "slots", "text", "pool", "motion", "phase")
 
 
 class TransformerData:
@@ -93,19 +96,19 @@ def block_losses(network: TinyNetwork, data: TransformerData, chance: Chance) ->
 
 
 def few_step_losses(network: TinyNetwork, data: TransformerData, chance: Chance) -> dict[str, Tensor]:
-    """As it will be run: context and second step made of its own guesses, at the sampler's times."""
+    """As it will be run: context and later steps made of its own guesses, at the sampler's times."""
     frames, batch, _ = data.shape(chance)
     signals, x = data.take(chance, frames, batch)
     given = give(network, signals, chance.numbers)
-    guess = own_guess(network.predict, given, x, chance.normal(*x.shape), LATENTS_PER_BLOCK, WINDOW_BLOCKS)
-    own = chance.uniform(batch, 1, 1, 1, 1) < 0.7
-    past = torch.where(own, guess, x)
-    clean = (past, torch.zeros(batch, frames, device=x.device))
-    t = torch.tensor(STEP_TIMES, device=x.device)[None, :, None].expand(batch, -1, frames)
-    first = chance.normal(*x.shape)
-    second = renoised(guess, t[:, 1], chance.normal(*x.shape))
-    context = TeacherForcing(frames, LATENTS_PER_BLOCK, WINDOW_BLOCKS, len(STEP_TIMES))
-    answer = teacher_forced(network.predict, given, clean, (torch.stack([first, second], 1), t), context)
+    start = (0.5 + 0.5 * chance.uniform(batch, 1)).expand(-1, frames)
+    guess = own_guess(network.predict, given, x, (start, chance.normal(*x.shape)), LATENTS_PER_BLOCK, WINDOW_BLOCKS)
+    past = torch.where(chance.uniform(batch, 1, 1, 1, 1) < 0.7, guess, x)
+    later = torch.tensor(chance.numbers.choice(LATER_TIMES, (batch, 1)), dtype=x.dtype, device=x.device)
+    later = later.expand(-1, frames)
+    noisy = torch.stack([chance.normal(*x.shape), renoised(guess, later, chance.normal(*x.shape))], 1)
+    times = torch.stack([torch.ones_like(later), later], 1)
+    context = TeacherForcing(frames, LATENTS_PER_BLOCK, WINDOW_BLOCKS, 2)
+    answer = teacher_forced(network.predict, given, (past, torch.zeros_like(later)), (noisy, times), context)
     error_1, error_2 = ((answer[:, i] - x).square().mean() for i in range(2))
     return {"loss": (error_1 + error_2) / network.variance.mean(), "error_1": error_1, "error_2": error_2}
 
@@ -134,7 +137,14 @@ def trunk_optimiser(network: TinyNetwork, scale: float = 1.0) -> Optimiser:
     matrices = [p for name, p in network.layers.named_parameters() if p.dim() == 2 and "bias" not in name]
     taken = {id(p) for p in matrices}
     rest = [p for p in network.parameters() if p.requires_grad and id(p) not in taken]
-    return Optimiser(matrices, [{"params": rest, "lr": 2e-3 * scale}], 0.02 * scale)
+    return Optimiser(matrices, [{"params": rest, "lr": 5e-4 * scale}], 0.005 * scale)
+
+
+def begin_transformer(network: TinyNetwork, seed: int) -> None:
+    """Everything beside the memory as it is at the start of this seed."""
+    torch.manual_seed(seed)
+    fresh = TinyNetwork().state_dict()
+    network.load_state_dict({k: v for k, v in fresh.items() if not k.startswith(MEMORY_PARTS)}, strict=False)
 
 
 @torch.no_grad()
@@ -163,7 +173,8 @@ def measure_blocks(network: TinyNetwork, data: TransformerData, clips: int = 24)
         error = (teacher_forced(network.predict, given, (x, zero), (noisy, t), context)[:, 0] - x).square()
         first, later = (float(error[:, part].mean()) / power for part in (slice(0, 2), slice(2, None)))
         report.append(f"t={time}: {first:.4f} / {later:.4f}")
-    guess = own_guess(network.predict, given, x, noise, LATENTS_PER_BLOCK, WINDOW_BLOCKS)
+    start = torch.full((clips, CLIP_LATENTS), 0.9)
+    guess = own_guess(network.predict, given, x, (start, noise), LATENTS_PER_BLOCK, WINDOW_BLOCKS)
     t = torch.full((clips, 1, CLIP_LATENTS), STEP_TIMES[1])
     second = renoised(guess[:, None], t, chance.normal(*guess[:, None].shape))
     error = (teacher_forced(network.predict, given, (guess, zero), (second, t), context)[:, 0] - x).square()

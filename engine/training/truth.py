@@ -31,20 +31,21 @@ from engine.models.tiny.planet import (
 )
 from engine.training.codec import LinearCodec
 from engine.training.data import Array, draw_scene, show
-from engine.training.lighting import light_vector
+from engine.training.lighting import LIVERIES, light_vector
 from engine.training.renderer import render
 
 Pictures: TypeAlias = npt.NDArray[np.uint8]
 HEADS: Final = {"place": PLACES, "time": TIMES, "weather": WEATHERS, "subject": SUBJECTS}
 
 
-def true_pictures(signals: BlockSignals) -> Array:
-    """The pictures (N, 144, 256, 3) in [0, 1] of the block that these signals make."""
-    return np.stack([show(row).picture() for row in true_rows(signals)])
+def true_pictures(signals: BlockSignals, livery: int = 0, *, last: bool = False) -> Array:
+    """The pictures (N, 144, 256, 3) in [0, 1] of the block that these signals make, or its last one alone."""
+    rows = true_rows(signals, livery)
+    return np.stack([show(row).picture() for row in (rows[-1:] if last else rows)])
 
 
-def true_rows(signals: BlockSignals) -> Array:
-    """Signal rows (pictures, 12), as in `data.SIGNALS`, of every picture of a block."""
+def true_rows(signals: BlockSignals, livery: int = 0) -> Array:
+    """Signal rows (pictures, 13), as in `data.SIGNALS`, of every picture of a block."""
     prompt, before = signals.prompt, signals.before or signals.prompt
     assert isinstance(prompt, TinyPrompt) and isinstance(before, TinyPrompt)
     scenes = [[HEADS[s].index(p.caption.value(s)) for s in ("time", "weather", "subject")] for p in (before, prompt)]
@@ -57,7 +58,8 @@ def true_rows(signals: BlockSignals) -> Array:
             clock = ((signals.start + i) * FRAMES_PER_LATENT + k) / FPS % CLOCK_PERIOD
             share = last + (weight - last) * k / FRAMES_PER_LATENT
             cameras = (motion.left_behind + gone, motion.camera + gone)
-            rows.append([*cameras, share, clock, step.motion.velocity, step.motion.facing, *scenes[0], *scenes[1]])
+            motion_now = (clock, step.motion.velocity, step.motion.facing)
+            rows.append([*cameras, share, *motion_now, *scenes[0], *scenes[1], livery])
         motion, last = step.motion, weight
     return np.array(rows, np.float32)
 
@@ -131,7 +133,8 @@ def _examples(codec: LinearCodec, count: int, numbers: np.random.Generator) -> t
         place = 0 if subject == SUBJECTS.index("boat") else int(numbers.integers(len(PLACES)))
         reach = 60 if subject == SUBJECTS.index("boat") else 200
         camera = place_centre(PLACES[place]) + numbers.uniform(-reach, reach)
-        vector = light_vector(TIMES[time], WEATHERS[weather], SUBJECTS[subject])
+        livery = int(numbers.integers(len(LIVERIES)))
+        vector = light_vector(TIMES[time], WEATHERS[weather], SUBJECTS[subject], livery)
         frame = render(vector, camera, float(numbers.integers(0, 1024)) / 16, float(numbers.choice([-1, 1])))
         latents.append(codec.encode(frame.picture()[None])[0])
         rows.append((place, time, weather, subject))

@@ -89,7 +89,7 @@ def test_noise_mixes_along_a_straight_line() -> None:
 
 def test_own_guesses_and_their_renoising_carry_no_gradient() -> None:
     clean = torch.randn(1, 4, 12, requires_grad=True)
-    guess = own_guess(predict, Nothing(), clean, torch.randn(1, 4, 12), 2, 1)
+    guess = own_guess(predict, Nothing(), clean, (torch.ones(1, 4), torch.randn(1, 4, 12)), 2, 1)
     assert guess.shape == clean.shape and not guess.requires_grad
     assert not renoised(clean * 2, torch.full((1, 4), 0.5), torch.randn(1, 4, 12)).requires_grad
 

@@ -15,14 +15,15 @@ from torch.nn import functional as F
 from engine.models.tiny.planet import (
     CHANNELS,
     CIRCUMFERENCE,
-    CLOCK_PERIOD,
     CLOUD_PARALLAX,
     CLOUD_PERIOD,
     CLOUD_SPEED,
     COLUMNS,
+    LATENTS_PER_SECOND,
     LAYER_PARALLAX,
     LAYER_PERIODS,
     PATCH,
+    PHASE_PERIOD,
     ROWS,
     WIDTH,
 )
@@ -31,8 +32,9 @@ SPACING: Final = 2
 """Pixels of map per table entry."""
 COLUMN: Final = ROWS * CHANNELS
 CAMERA_WAVES: Final = (1, 2, 4, 8, 64, 128)
-CLOCK_WAVES: Final = (1, 2, 4, 8, 16, 32, 64)
-MOTION: Final = 2 * (len(CAMERA_WAVES) + len(CLOCK_WAVES)) + 2
+MOTION: Final = 2 * len(CAMERA_WAVES) + 2
+PHASES: Final = int(PHASE_PERIOD * LATENTS_PER_SECOND)
+"""Latent frames after which everything but the clouds is where it was."""
 
 
 class SceneMemory(nn.Module):
@@ -102,9 +104,12 @@ def map_places(camera: Tensor, clock: Tensor) -> list[Tensor]:
     return [*places, torch.remainder(drift, CLOUD_PERIOD)]
 
 
-def motion_features(camera: Tensor, clock: Tensor, velocity: Tensor, facing: Tensor) -> Tensor:
-    """Camera and clock as waves, velocity and facing as they are: (...,) -> (..., MOTION)."""
-    turns = [camera * (2 * math.pi / CIRCUMFERENCE * k) for k in CAMERA_WAVES]
-    turns += [clock * (2 * math.pi / CLOCK_PERIOD * k) for k in CLOCK_WAVES]
-    angles = torch.stack(turns, -1)
+def motion_features(camera: Tensor, velocity: Tensor, facing: Tensor) -> Tensor:
+    """Camera as waves, velocity and facing as they are: (...,) -> (..., MOTION)."""
+    angles = torch.stack([camera * (2 * math.pi / CIRCUMFERENCE * k) for k in CAMERA_WAVES], -1)
     return torch.cat([angles.cos(), angles.sin(), velocity[..., None] / 4, facing[..., None]], -1)
+
+
+def phase_of(clock: Tensor) -> Tensor:
+    """Seconds (...,) -> which of the PHASES this is."""
+    return (clock * LATENTS_PER_SECOND).round().long() % PHASES

@@ -121,7 +121,7 @@ class TinyModel:
     encoder: Final = None
     uses_previous: Final = False
     dtype: Final = torch.float32
-    switch: tuple[PromptMode, int] = ("blend", 3)
+    switch: tuple[PromptMode, int] = ("blend", 2)
 
     def __init__(self, network: TinyNetwork, decoder: KeyframeDecoder, device: str | torch.device = "cpu") -> None:
         self.network = network.to(device).eval().requires_grad_(False)

@@ -1,8 +1,9 @@
 """The transformer of `tiny-world`: block diffusion of what the scene memory leaves open.
 
 A latent frame is 48 tokens of three latents above each other. The network predicts the residual to the memory's mean,
-preconditioned per channel with that residual's variance, and reads the past only through the context it is handed.
-Training and streaming run this same code; they differ in the context.
+preconditioned per channel with that residual's variance, and reads the past only through the context it is handed. A
+token is told its noisy residual and what is known of it, the best linear guess: noise has nothing to say to others that
+look for the past. Training and streaming run this same code; they differ in the context.
 """
 
 import math
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.models import Context
-from engine.models.tiny.memory import COLUMN, MOTION, SceneMemory, motion_features
+from engine.models.tiny.memory import COLUMN, MOTION, PHASES, SceneMemory, motion_features, phase_of
 from engine.models.tiny.planet import CHANNELS, COLUMNS, ROWS
 from engine.models.tiny.text import SEEN_SLOTS, VOCABULARY
 
@@ -30,6 +31,11 @@ TOKENS: Final = BANDS * COLUMNS
 TOKEN: Final = CHANNELS * STACK
 CROSS_LAYERS: Final = (1, 3)
 WORDS: Final = len(SEEN_SLOTS)
+NEARNESS: Final = 6.0
+"""How strongly heads begin to prefer their own place: beside it, what differs between tokens adds up to about 5."""
+HANDED_ON: Final = 0.8
+SAID: Final = 0.6
+"""How much of what is known of the past the first layer begins by handing on, and the network by answering."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +71,10 @@ class Given:
 
 
 class Layer(nn.Module):
-    def __init__(self, cross: bool) -> None:
+    def __init__(self, cross: bool, copies: bool) -> None:
         super().__init__()
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
         self.merge = nn.Linear(WIDTH, WIDTH)
-        self.norm_q = nn.Parameter(torch.ones(HEAD))
-        self.norm_k = nn.Parameter(torch.ones(HEAD))
         self.cross_q = nn.Linear(WIDTH, WIDTH) if cross else None
         self.cross_kv = nn.Linear(WIDTH, 2 * WIDTH) if cross else None
         self.cross_merge = nn.Linear(WIDTH, WIDTH) if cross else None
@@ -79,13 +83,31 @@ class Layer(nn.Module):
         self.bias = nn.Parameter(torch.zeros(6, WIDTH))
         for linear in (self.merge, self.down, self.cross_merge):
             if linear is not None:
-                nn.init.normal_(linear.weight, std=0.02 / math.sqrt(2 * LAYERS))
+                nn.init.zeros_(linear.weight)
                 nn.init.zeros_(linear.bias)
+        if copies:
+            self._start_copying()
+
+    @torch.no_grad()
+    def _start_copying(self) -> None:
+        """Most heads begin by handing on what stood at their own place on the screen in the past.
+
+        Equal constant parts of queries and keys, in the pairs that turn fastest with band and column, make attention
+        fall off with the distance; values and `merge` pass the channels of what is known through.
+        """
+        near = torch.zeros(HEAD // 2, 2)
+        near[[8, 9, 10, 11, *range(16, 22)], 0] = NEARNESS
+        copying = torch.zeros(3, HEADS, HEAD)
+        copying[:2, : TOKEN // HEAD] = near.flatten()
+        self.qkv.bias.copy_(copying.flatten())
+        self.qkv.weight[2 * WIDTH : 2 * WIDTH + TOKEN] = torch.eye(TOKEN, WIDTH)
+        self.merge.weight[:, :TOKEN] = HANDED_ON * torch.eye(WIDTH, TOKEN)
 
     def heads(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Normalised queries and keys, and values: (B, F, S, heads, head_dim) each."""
-        q, k, v = self.qkv(h).unflatten(-1, (3, HEADS, HEAD)).unbind(-3)
-        return F.rms_norm(q, (HEAD,), self.norm_q), F.rms_norm(k, (HEAD,), self.norm_k), v
+        found = self.qkv(h).unflatten(-1, (3 * HEADS, HEAD))
+        q, k = F.rms_norm(found[..., : 2 * HEADS, :], (HEAD,)).chunk(2, -2)
+        return q, k, found[..., 2 * HEADS :, :]
 
     def read_words(self, h: Tensor, cross: Tensor, share: Tensor) -> Tensor:
         """h (B, F, S, D), cross (B, G, 2, L, D), share (B, F, L) -> (B, F, S, D)."""
@@ -112,11 +134,12 @@ class TinyNetwork(nn.Module):
         )
         self.pool = nn.Sequential(nn.Linear(WORDS * WIDTH, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
         self.motion = nn.Sequential(nn.Linear(MOTION, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
+        self.phase = nn.Embedding(PHASES, WIDTH)
         self.time = nn.Sequential(nn.Linear(64, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
         self.map = nn.Linear(5 * table, BANDS * WIDTH)
-        self.place = nn.Parameter(torch.randn(TOKENS, WIDTH) * 0.02)
-        self.into = nn.Linear(TOKEN, WIDTH)
-        self.layers = nn.ModuleList(Layer(i in CROSS_LAYERS) for i in range(LAYERS))
+        self.place = nn.Parameter(torch.randn(TOKENS, WIDTH) * 0.3)
+        self.into = nn.Linear(2 * TOKEN, WIDTH)
+        self.layers = nn.ModuleList(Layer(i in CROSS_LAYERS, copies=i == 0) for i in range(LAYERS))
         self.modulate = nn.Sequential(nn.SiLU(), nn.Linear(WIDTH, 6 * WIDTH))
         self.modulate_out = nn.Sequential(nn.SiLU(), nn.Linear(WIDTH, 2 * WIDTH))
         self.out = nn.Linear(WIDTH, TOKEN)
@@ -125,15 +148,25 @@ class TinyNetwork(nn.Module):
 
     def _start(self) -> None:
         nn.init.normal_(self.words.weight, std=0.3)
-        nn.init.normal_(self.out.weight, std=0.01)
+        nn.init.normal_(self.phase.weight, std=0.3)
+        self._start_copying()
         last, last_out = self.modulate[1], self.modulate_out[1]
         assert isinstance(last, nn.Linear) and isinstance(last_out, nn.Linear)
-        nn.init.normal_(last.weight, std=0.01)
+        nn.init.normal_(last.weight, std=0.002)
         nn.init.zeros_(last_out.weight)
         with torch.no_grad():
-            last.bias.zero_()
-            last.bias[2 * WIDTH : 3 * WIDTH] = 1
-            last.bias[5 * WIDTH :] = 1
+            last.bias.view(6, WIDTH).copy_(torch.tensor([1, 0, 1, 1, 0, 1])[:, None].expand(-1, WIDTH))
+
+    @torch.no_grad()
+    def _start_copying(self) -> None:
+        """The first channels begin as what is known of a token's residual, and as the answer; see `Layer`."""
+        for weight in (self.into.weight, self.map.weight.unflatten(0, (BANDS, WIDTH)), self.place.unsqueeze(-1)):
+            weight[..., :TOKEN, :] = 0
+        for bias in (self.into.bias, self.map.bias.unflatten(0, (BANDS, WIDTH))):
+            bias[..., :TOKEN] = 0
+        self.into.weight[:TOKEN, TOKEN:] = torch.eye(TOKEN)
+        self.out.weight.copy_(SAID * torch.eye(TOKEN, WIDTH))
+        self.out.bias.zero_()
 
     # -- what is given -----------------------------------------------------------------------------------------------
 
@@ -168,8 +201,9 @@ class TinyNetwork(nn.Module):
 
     def light(self, camera: Tensor, scenes: Scenes, words: Tensor) -> Tensor:
         """Camera (B, F) and words (B, F or 1, WORDS, D) -> (B, F, D)."""
-        features = motion_features(camera, scenes.clock, scenes.velocity, scenes.facing)
-        return self.motion(features) + self.pool(words.flatten(-2))  # type: ignore[no-any-return]
+        features = motion_features(camera, scenes.velocity, scenes.facing)
+        moment = self.motion(features) + self.phase(phase_of(scenes.clock))
+        return moment + self.pool(words.flatten(-2))  # type: ignore[no-any-return]
 
     # -- diffusion ---------------------------------------------------------------------------------------------------
 
@@ -178,26 +212,27 @@ class TinyNetwork(nn.Module):
         t = t[..., None, None]
         scale = ((1 - t) ** 2 * self.variance + t**2).sqrt()
         residual = to_tokens(x) - (1 - t) * given.mean
-        h = context.shard(self.into(residual / scale) + given.tokens)
+        keep = (1 - t) * self.variance / scale**2
+        known = keep * residual / self.variance.sqrt()  # nothing at t = 1, all of it at t = 0
+        h = context.shard(self.into(torch.cat([residual / scale, known], -1)) + given.tokens)
         light = self.time(time_waves(t[..., 0, 0])) + given.light
-        steer = self.modulate(light).unflatten(-1, (6, WIDTH))[..., None, :, :]
+        steer = self.modulate(light).unflatten(-1, (6, WIDTH)).unsqueeze(-3)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             h = self._layer(index, layer, h, steer, given, context)
         grow, shift = self.modulate_out(light)[..., None, :].chunk(2, -1)
-        answer = self.out(F.layer_norm(context.unshard(h), (WIDTH,)) * (1 + grow) + shift)
-        keep = (1 - t) * self.variance / scale**2
+        answer = self.out(torch.addcmul(shift, F.layer_norm(context.unshard(h), (WIDTH,)), 1 + grow))
         return to_latents(given.mean + keep * residual + t * self.variance.sqrt() / scale * answer)
 
     def _layer(self, index: int, layer: Layer, h: Tensor, steer: Tensor, given: Given, context: Context) -> Tensor:
         grow_1, shift_1, gate_1, grow_2, shift_2, gate_2 = (steer + layer.bias).unbind(-2)
-        q, k, v = layer.heads(F.layer_norm(h, (WIDTH,)) * (1 + grow_1) + shift_1)
-        h = h + gate_1 * layer.merge(context.attend(index, q, k, v, rotate).flatten(-2))
+        q, k, v = layer.heads(torch.addcmul(shift_1, F.layer_norm(h, (WIDTH,)), grow_1))
+        h = torch.addcmul(h, gate_1, layer.merge(context.attend(index, q, k, v, rotate).flatten(-2)))
         if index in CROSS_LAYERS:
             cross = given.cross[:, :, CROSS_LAYERS.index(index)]
             h = h + layer.read_words(F.layer_norm(h, (WIDTH,)), cross, given.share)
-        up = layer.up(F.layer_norm(h, (WIDTH,)) * (1 + grow_2) + shift_2)
-        return h + gate_2 * layer.down(F.gelu(up, approximate="tanh"))  # type: ignore[no-any-return]
+        up = layer.up(torch.addcmul(shift_2, F.layer_norm(h, (WIDTH,)), grow_2))
+        return torch.addcmul(h, gate_2, layer.down(squared_relu(up)))
 
 
 def to_tokens(x: Tensor) -> Tensor:
@@ -229,19 +264,27 @@ def time_waves(t: Tensor) -> Tensor:
     return torch.cat([angles.cos(), angles.sin()], -1)
 
 
+def squared_relu(x: Tensor) -> Tensor:
+    """max(x, 0)^2, in place: the widest tensor of a layer is not written twice where nobody asks for gradients."""
+    x = x.relu_()
+    return x * x if x.requires_grad else x.mul_(x)
+
+
 def rotate(x: Tensor, frames: Tensor) -> Tensor:
-    """Rotary embedding over latent frame, band and column: (B, F, S, heads, 64) at frames (F,)."""
-    cos, sin = rotation(tuple(frames.tolist()), x.device, x.dtype)
-    a, b = x.chunk(2, -1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    """Rotary embedding over latent frame, band and column: (B, F, S, heads, 64) at frames (F,).
+
+    Neighbouring numbers are a complex one, so that turning it is one multiplication.
+    """
+    turned = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * rotation(tuple(frames.tolist()), x.device)
+    return torch.view_as_real(turned).flatten(-2)
 
 
 @lru_cache(maxsize=64)
-def rotation(frames: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (F, S, 1, 32) of `rotate`; a block asks for the same ones in every layer and step."""
+def rotation(frames: tuple[int, ...], device: torch.device) -> Tensor:
+    """The complex factors (F, S, 1, 32) of `rotate`; a block asks for the same ones in every layer and step."""
     with torch.inference_mode(False):  # what is kept may be needed by training too
         angles = rotary_angles(torch.tensor(frames, device=device))[:, :, None]
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        return torch.polar(torch.ones_like(angles), angles)
 
 
 def rotary_angles(frames: Tensor) -> Tensor:

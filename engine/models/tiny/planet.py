@@ -30,12 +30,14 @@ CLOUD_SPEED: Final = 8.0
 
 CLOCK_PERIOD: Final = 64.0
 """Seconds after which everything that moves by itself repeats."""
+PHASE_PERIOD: Final = 8.0
+"""The same for everything but the clouds."""
 TOP_SPEED: Final = 4.0
 """Pixels of ground per frame at full pan."""
 EASE: Final = 0.25
 """Share of the difference to the wanted speed that is made up in each frame."""
-DISSOLVE_LATENTS: Final = 6
-"""Latent frames (1.5 s) over which one scene dissolves into the next."""
+DISSOLVE_LATENTS: Final = 4
+"""Latent frames (1 s) over which one scene dissolves into the next."""
 
 RAIN_SHIFT: Final = (-3.96, 18.0)
 SNOW_SHIFT: Final = (0.0, 2.25)
