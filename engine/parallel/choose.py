@@ -99,15 +99,32 @@ def of_layout(layout: Layout) -> list[Strategy]:
 
 def predict(strategy: Strategy, call: Call, machine: Machine) -> float:
     """Seconds of one call in one layer."""
+    return exchanged(strategy.layout, call, machine) + attended(strategy, call, machine)
+
+
+def exchanged(layout: Layout, call: Call, machine: Machine) -> float:
+    """Of that, the all-to-alls: of the group that holds most, as long as the rank takes that sends or receives most."""
+    if layout.ulysses == 1:
+        return 0.0
+    split = Split(layout, 0, call.kv)
+    tokens = [len(split.tokens[rank]) for rank in layout.ulysses_group(0)]
+    queries = [len(s) for s in split.q_heads(call.heads)]
+    there = [q + 2 * len(s) for q, s in zip(queries, split.kv_heads, strict=True)]  # heads that come to a rank
+    most = sum(_most(tokens, heads) for heads in (there, queries))  # the way back is the way there, the other way round
+    row = call.q_frames * call.kv.head_dim * call.item_bytes
+    return 2 * machine.collective_s + most * row / machine.collective_bandwidth
+
+
+def attended(strategy: Strategy, call: Call, machine: Machine) -> float:
+    """Of that, attention itself, with the ring around it."""
     n, split = strategy.layout.ring, Split(strategy.layout, 0, call.kv)  # rank 0 has one token more, if any has
     chunk = len(split.chunk)  # tokens of a latent frame
     heads, kv_heads = max(map(len, split.q_heads(call.heads))), max(map(len, split.kv_heads))
-    seconds = _ulysses(call, machine, split) if strategy.layout.ulysses > 1 else 0.0
     p = machine.call_s + 4 * (call.q_frames * chunk) * (call.kv_frames * chunk) * heads * call.kv.head_dim / (
         machine.attention_rate
     )
     if n == 1:
-        return seconds + p
+        return p
     row = call.kv.head_dim * call.item_bytes
     merge = 2 * n * call.q_frames * chunk * heads * row / machine.merge_rate
     if strategy.mode == "pass-kv":
@@ -115,7 +132,7 @@ def predict(strategy: Strategy, call: Call, machine: Machine) -> float:
     else:
         rows = call.q_frames * chunk * heads
         ring = _pass_q(machine, n, p, (rows * row, rows * (row + LSE_BYTES)))
-    return seconds + ring + merge
+    return ring + merge
 
 
 def sent_bytes(strategy: Strategy, call: Call) -> int:
@@ -193,17 +210,6 @@ def choose_layout(machine: Machine, ranks: int, calls: Iterable[Call]) -> Choice
 
 def _fits(layout: Layout, kv: KVGeometry, heads: int) -> bool:
     return layout.ulysses <= heads and layout.ranks <= kv.tokens
-
-
-def _ulysses(call: Call, machine: Machine, split: Split) -> float:
-    """Two all-to-alls of the group that holds most, as long as the rank takes that sends or receives most."""
-    group = split.layout.ulysses_group(0)
-    tokens = [len(split.tokens[rank]) for rank in group]
-    queries = [len(s) for s in split.q_heads(call.heads)]
-    there = [q + 2 * len(s) for q, s in zip(queries, split.kv_heads, strict=True)]  # heads that come to a rank
-    most = sum(_most(tokens, heads) for heads in (there, queries))  # the way back is the way there, the other way round
-    row = call.q_frames * call.kv.head_dim * call.item_bytes
-    return 2 * machine.collective_s + most * row / machine.collective_bandwidth
 
 
 def _most(tokens: Sequence[int], heads: Sequence[int]) -> int:

@@ -9,6 +9,10 @@ a rank gets the group's tokens, a chunk of consecutive ones, for its heads alone
 keeps 1/ring of the tokens and 1/ulysses of the heads of every page, whatever a policy shows or lets go of: pages are
 cut, not dealt out, and no window, sink or chosen range can leave one rank with more to keep or to read than another.
 
+All of that is one team. The teams of a pipeline compute blocks of a call each (deal.py), the first the oldest:
+
+    rank = pipeline index * ulysses * ring + ring index * ulysses + ulysses index
+
 Knows no torch and no transport.
 """
 
@@ -26,36 +30,53 @@ class SplitError(ValueError):
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ranks share heads, and how many share keys."""
+    """How many ranks share heads, how many share keys, and into how many teams of them blocks are dealt."""
 
     ulysses: int = 1
     ring: int = 1
+    pipeline: int = 1
 
     def __post_init__(self) -> None:
-        if self.ulysses < 1 or self.ring < 1:
-            raise SplitError(f"layout: expected at least 1 x 1 ranks, got {self.ulysses} x {self.ring}")
+        if min(self.ulysses, self.ring, self.pipeline) < 1:
+            got = f"{self.ulysses} x {self.ring}" + f" x {self.pipeline}" * (self.pipeline != 1)
+            raise SplitError(f"layout: expected at least 1 x 1 ranks, got {got}")
 
     @property
     def ranks(self) -> int:
-        return self.ulysses * self.ring
+        return self.ulysses * self.ring * self.pipeline
+
+    @property
+    def team(self) -> Layout:
+        """Of the ranks that share what they compute."""
+        return Layout(self.ulysses, self.ring)
 
     def place(self, rank: int) -> tuple[int, int]:
-        """(ring index, ulysses index) of a rank."""
-        return divmod(rank, self.ulysses)
+        """(ring index, ulysses index) of a rank in its team."""
+        return divmod(rank % self.team.ranks, self.ulysses)
+
+    def team_group(self, pipeline_index: int) -> range:
+        return range(pipeline_index * self.team.ranks, (pipeline_index + 1) * self.team.ranks)
 
     def ulysses_group(self, ring_index: int) -> range:
+        """Of the first team."""
         return range(ring_index * self.ulysses, (ring_index + 1) * self.ulysses)
 
     def ring_group(self, ulysses_index: int) -> range:
-        return range(ulysses_index, self.ranks, self.ulysses)
+        """Of the first team."""
+        return range(ulysses_index, self.team.ranks, self.ulysses)
+
+    def pipeline_group(self, team_rank: int) -> range:
+        """The ranks at one place in their teams."""
+        return range(team_rank, self.ranks, self.team.ranks)
 
     def __str__(self) -> str:
-        return f"ulysses={self.ulysses} ring={self.ring}"
+        return f"ulysses={self.ulysses} ring={self.ring}" + f" pipeline={self.pipeline}" * (self.pipeline > 1)
 
 
-def layouts(ranks: int) -> list[Layout]:
-    """Every grid of this many ranks."""
-    return [Layout(u, ranks // u) for u in range(1, ranks + 1) if ranks % u == 0]
+def layouts(ranks: int, *, pipeline: bool = False) -> list[Layout]:
+    """Every grid of this many ranks, those of several teams where `pipeline` is wanted."""
+    teams = [n for n in range(1, ranks + 1) if ranks % n == 0] if pipeline else [1]
+    return [Layout(u, ranks // n // u, n) for n in teams for u in range(1, ranks // n + 1) if ranks // n % u == 0]
 
 
 def shares(total: int, parts: int) -> list[int]:
@@ -94,8 +115,8 @@ def q_head_spans(heads: int, kv_heads: int, ranks: int) -> list[range]:
 class Split:
     """The share of one rank, and of the others as far as it deals with them."""
 
-    layout: Layout
-    rank: int
+    layout: Layout  # of its team
+    rank: int  # in the team
     kv: KVGeometry  # of the whole model
 
     def __post_init__(self) -> None:
