@@ -12,7 +12,8 @@ as far as a transfer moves beside one, at `overlap` of its speed: hop(p, x) = ma
 
 Each term is that of the rank with the largest share. A choice changes only when another promises to save more than
 `MARGIN` of what the present one costs, so it costs at most 1 / (1 - MARGIN) of the best and does not flap. The numbers
-are the same on every rank (probe.py), so every rank comes to the same choice by itself. Knows no torch.
+are the same on every rank (probe.py), so every rank comes to the same choice by itself. Whether blocks in flight are
+better dealt out is counted with these in passes.py. Knows no torch.
 """
 
 from __future__ import annotations
@@ -85,12 +86,17 @@ class Choice:
     reason: str
 
 
-def strategies(ranks: int, kv: KVGeometry, heads: int) -> list[Strategy]:
-    """Every strategy that these ranks, tokens and heads allow."""
-    found = [s for layout in layouts(ranks) for s in of_layout(layout) if _fits(layout, kv, heads)]
+def grids(ranks: int, kv: KVGeometry, heads: int, *, pipeline: bool = False) -> list[Layout]:
+    """Every layout that these ranks, tokens and heads allow, those of a `pipeline` too where that is wanted."""
+    found = [each for each in layouts(ranks, pipeline=pipeline) if _fits(each.team, kv, heads)]
     if not found:
         raise SplitError(f"ranks: expected at most {kv.tokens}, the tokens of a latent frame; got {ranks}")
     return found
+
+
+def strategies(ranks: int, kv: KVGeometry, heads: int) -> list[Strategy]:
+    """Every strategy for a call that these ranks share."""
+    return [s for layout in grids(ranks, kv, heads) for s in of_layout(layout)]
 
 
 def of_layout(layout: Layout) -> list[Strategy]:
@@ -218,21 +224,21 @@ def _most(tokens: Sequence[int], heads: Sequence[int]) -> int:
 
 
 def _pass_kv(machine: Machine, n: int, product: float, shard: int) -> float:
-    return (n - 1) * _hop(machine, product, _message(machine, shard)) + product
+    return (n - 1) * hop(machine, product, message(machine, shard)) + product
 
 
 def _pass_q(machine: Machine, n: int, product: float, sizes: tuple[int, int]) -> float:
-    queries, result = (_message(machine, size) for size in sizes)
+    queries, result = (message(machine, size) for size in sizes)
     seconds = 0.0
-    for hop in range(n):
-        link = (queries if hop + 1 < n else 0.0) + (result if hop >= 2 else 0.0)
-        seconds += _hop(machine, product, link)
+    for i in range(n):
+        link = (queries if i + 1 < n else 0.0) + (result if i >= 2 else 0.0)
+        seconds += hop(machine, product, link)
     return seconds + result
 
 
-def _hop(machine: Machine, product: float, transfer: float) -> float:
+def hop(machine: Machine, product: float, transfer: float) -> float:
     return max(product, transfer + (1 - machine.overlap) * product)
 
 
-def _message(machine: Machine, size: int) -> float:
+def message(machine: Machine, size: int) -> float:
     return machine.latency_s + size / machine.bandwidth

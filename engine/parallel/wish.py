@@ -6,17 +6,21 @@ Every rank computes it and comes to the same, because what was measured is the s
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from engine.models import BlockModel
 from engine.models.presets import Preset
 from engine.parallel.cache import Spread
-from engine.parallel.choose import Call, Machine, Mode, choose_layout
+from engine.parallel.choose import Call, Machine, Mode, choose_layout, grids
 from engine.parallel.mesh import Mesh
+from engine.parallel.passes import Layers, choose_for_passes, passes_of
 from engine.parallel.probe import measure
 from engine.parallel.split import Layout, SplitError
 from engine.recipe import kv_policy
+from engine.stages import Plan
 
 logger = logging.getLogger(__name__)
 
@@ -31,34 +35,83 @@ class Wish:
     ulysses: int | None = None
     ring: int | None = None
     exchange: str = "auto"  # or a ring's mode
+    pipeline: int | None = None  # teams that blocks in flight are dealt out to; not given: 1 where the others are
 
     def __post_init__(self) -> None:
-        parts = [part for part in (self.ulysses, self.ring) if part is not None]
-        if self.ranks < 1 or any(part < 1 or self.ranks % part for part in parts):
-            raise SplitError(f"ulysses, ring: expected numbers that divide the {self.ranks} ranks, got {parts}")
-        if len(parts) == 2 and parts[0] * parts[1] != self.ranks:
-            raise SplitError(f"ulysses x ring: expected {self.ranks}, the ranks; got {parts[0]} x {parts[1]}")
+        given = {name: n for name in ("ulysses", "ring", "pipeline") if (n := getattr(self, name)) is not None}
+        product, said = math.prod(given.values()), " x ".join(map(str, given.values()))
+        if self.ranks < 1:
+            raise SplitError(f"ranks: expected at least 1, got {self.ranks}")
+        if any(n < 1 for n in given.values()) or self.ranks % product:
+            raise SplitError(f"{', '.join(given)}: expected numbers that divide the {self.ranks} ranks, got {said}")
+        if {"ulysses", "ring"} <= given.keys() and product != self.ranks:
+            raise SplitError(f"{' x '.join(given)}: expected {self.ranks}, the ranks; got {said}")
 
     def spread(self, mesh: Mesh, preset: Preset, model: BlockModel) -> Spread:
-        """All ranks call it together. Raises SplitError where ranks, tokens and heads do not go together."""
+        """All ranks call it together. Raises SplitError where ranks, tokens, heads and blocks do not go together."""
         kv = model.geometry.kv
         machine = measure(mesh, kv.heads, kv.head_dim, model.dtype)
         mode = None if self.exchange == "auto" else cast(Mode, self.exchange)
-        return Spread.over(mesh.grid(self._layout(machine, preset, model)), kv, machine, mode)
+        grid = mesh.grid(self.layout(machine, preset, model))
+        return Spread.over(grid, kv, machine, mode, layers_of(preset, model).beside)
 
-    def _layout(self, machine: Machine, preset: Preset, model: BlockModel) -> Layout:
-        if self.ulysses is not None:
-            return Layout(self.ulysses, self.ranks // self.ulysses)
-        if self.ring is not None:
-            return Layout(self.ranks // self.ring, self.ring)
-        choice = choose_layout(machine, self.ranks, calls(preset, model))
-        logger.info("%s: %s (%s)", preset.name, choice.strategy.layout, choice.reason)
-        return choice.strategy.layout
+    def layout(self, machine: Machine, preset: Preset, model: BlockModel) -> Layout:
+        """The grid asked for, or of those that are left the fastest by the cost model. Raises SplitError."""
+        plan = preset.sampler if isinstance(preset.sampler, Plan) else None
+        passes = passes_of(plan, preset.frames_per_block, kv_policy(preset).window) if plan else []
+        self._check_pipeline(preset, max((len(each.spans) for each in passes), default=1))
+        allowed = self._allowed(grids(self.ranks, model.geometry.kv, heads_of(preset), pipeline=bool(plan)))
+        if len(allowed) < 2:
+            return allowed[0] if allowed else self._asked_for()
+        if passes:
+            best, reason = choose_for_passes(allowed, passes, layers_of(preset, model), machine)
+        else:
+            choice = choose_layout(machine, self.ranks, calls(preset, model))
+            best, reason = choice.strategy.layout, choice.reason
+        logger.info("%s: %s (%s)", preset.name, best, reason)
+        return best
+
+    def _check_pipeline(self, preset: Preset, blocks: int) -> None:
+        """`blocks`: of the fullest pass."""
+        if self.pipeline is None or self.pipeline <= blocks:
+            return
+        if blocks == 1:
+            raise SplitError(
+                f"pipeline: expected a model with several blocks in flight (MAGI-1), got {preset.name}, which makes "
+                "one at a time: its ranks share by --ulysses and --ring"
+            )
+        raise SplitError(f"pipeline: expected at most {blocks}, the blocks of a pass; got {self.pipeline}")
+
+    def _allowed(self, fitting: Sequence[Layout]) -> list[Layout]:
+        """Grids that have what was asked for; of several teams only where they were, or where nothing was."""
+        nothing = (self.ulysses, self.ring, self.pipeline) == (None, None, None)
+        wanted = (self.ulysses, self.ring, self.pipeline if self.pipeline or nothing else 1)
+        sizes = ((each.ulysses, each.ring, each.pipeline) for each in fitting)
+        return [
+            each
+            for each, got in zip(fitting, sizes, strict=True)
+            if all(w is None or w == n for w, n in zip(wanted, got, strict=True))
+        ]
+
+    def _asked_for(self) -> Layout:
+        """A grid that does not fit, for its own error."""
+        teams = self.pipeline or 1
+        ulysses = self.ulysses or self.ranks // teams // (self.ring or 1)
+        return Layout(ulysses, self.ranks // teams // ulysses, teams)
+
+
+def layers_of(preset: Preset, model: BlockModel) -> Layers:
+    return Layers.of(model.geometry.kv, heads_of(preset), preset.sizes.parameters, model.dtype.itemsize)
+
+
+def heads_of(preset: Preset) -> int:
+    """Of queries."""
+    return max(preset.sizes.kv_heads, preset.sizes.dim // preset.sizes.head_dim)
 
 
 def calls(preset: Preset, model: BlockModel) -> list[Call]:
     """The calls of attention that a world of the preset's own policy makes: in its steady state, or as it grows."""
-    frames, heads = preset.frames_per_block, max(preset.sizes.kv_heads, preset.sizes.dim // preset.sizes.head_dim)
+    frames, heads = preset.frames_per_block, heads_of(preset)
     most = kv_policy(preset).most_read(frames)
     lengths = [n * frames for n in GROWTH_BLOCKS] if most is None else [most]
     return [Call(model.geometry.kv, heads, frames, length, model.dtype.itemsize) for length in lengths]
