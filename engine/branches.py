@@ -135,7 +135,7 @@ class Branches:
     def _run(
         self, deal: Deal, entries: Sequence[Entry], call: Call, staged: StagedBlock | None, *, dropped: bool
     ) -> list[Tensor]:
-        mine = entries[deal.mine.start : deal.mine.stop]
+        mine = [entries[i] for i in deal.mine]
         context = self.cache.spread(StaggeredContext(deal, self.cache.attend, self.cache, staged))
         x = torch.cat([e.latents for e in mine])[None]
         flow = self.model.forward(x, self._times(mine)[None], self._conditioning(mine, call, dropped=dropped), context)
@@ -144,7 +144,7 @@ class Branches:
     def _alone(self, entries: Sequence[Entry], call: Call) -> list[Tensor]:
         spans = (Span(i * self.width, (i + 1) * self.width) for i in range(len(entries)))
         deal = self.cache.deal(Blocks(0, self.width, tuple(spans)))
-        mine = entries[deal.mine.start : deal.mine.stop]
+        mine = [entries[i] for i in deal.mine]
         context = self.cache.spread(IsolatedContext(self.cache.attend))
         x, t = torch.stack([e.latents for e in mine]), self._times(mine).view(len(mine), self.width)
         return deal.collect(list(-self.model.forward(x, t, self._conditioning(mine, call, dropped=True), context)))

@@ -36,16 +36,20 @@ class Blocks:
     def frames_seen(self, block: int) -> int:
         return self.spans[block].end - self.spans[block].first
 
+    def frames(self, block: int) -> range:
+        """Its own, absolute in the world."""
+        return range(self.start + block * self.width, self.start + (block + 1) * self.width)
+
 
 class Deal:
     """All blocks of a call are computed here."""
 
     def __init__(self, blocks: Blocks) -> None:
         self.blocks = blocks
-        self.mine = range(len(blocks.spans))  # consecutive numbers of blocks in the call
+        self.mine = tuple(range(len(blocks.spans)))  # numbers of blocks in the call, ascending
 
     def older(self, layer: int, k: Tensor, v: Tensor) -> Mapping[int, tuple[Tensor, Tensor]]:
-        """Keys and values (1, width, S, heads, head_dim) of blocks before `mine`, by number: those needed here.
+        """Keys and values (1, width, S, heads, head_dim) of blocks computed elsewhere, by number: those needed here.
 
         `k` and `v`: of the blocks that are computed here, keys rotated. Called once a layer, layer by layer.
         """

@@ -7,7 +7,6 @@ reads a slice. Knows no schedule and no guidance; it learns the ranges from whoe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,8 +17,6 @@ from engine.kvcache.policy import Policy, PolicyError
 from engine.kvcache.staged import StagedBlock
 from engine.layers.attention import Attention
 from engine.models import Expand, Rotate
-
-KeysValues: TypeAlias = tuple[Tensor, Tensor]
 
 
 class StaggeredContext:
@@ -38,9 +35,9 @@ class StaggeredContext:
             if not 0 <= span.first < span.end <= end:
                 raise ValueError(f"range of a block: expected to lie in [0, {end}), got [{span.first}, {span.end})")
         self.deal, self.attention, self.past, self.keep = deal, attention, past, keep
-        self._mine = self.spans[deal.mine.start : deal.mine.stop]
-        self._oldest = min(self.start + self.width * deal.mine.start, *(span.first for span in self._mine))
-        self._frames: Tensor | None = None
+        self._own = [frame for i in deal.mine for frame in blocks.frames(i)]
+        self._oldest = min(self._own[0], *(self.spans[i].first for i in deal.mine))
+        self._at: Tensor | None = None  # positions of the blocks computed here
         if self._oldest < self.start and past is None:
             raise ValueError(
                 f"frames from {self._oldest} on are wanted, the call starts at {self.start} and has no past"
@@ -55,16 +52,17 @@ class StaggeredContext:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, rotate: Rotate | None) -> Tensor:
         """q: (1, F, S, heads, head_dim), the blocks computed here -> the same shape"""
         assert rotate is not None, "staggered blocks are told apart by position"
-        if self._frames is None:  # one tensor for all layers: rotations keep what they make of it
-            first = self.start + self.width * self.deal.mine.start
-            self._frames = torch.arange(first, first + q.shape[1], device=q.device)
-        q, k = rotate(q, self._frames), rotate(k, self._frames)
+        if self._at is None:  # one tensor for all layers: rotations keep what they make of it
+            self._at = torch.tensor(self._own, device=q.device)
+        q, k = rotate(q, self._at), rotate(k, self._at)
         older = self.deal.older(layer, k, v)
         self._keep(layer, *older.get(0, (k, v)))
-        k, v = self._with_older(layer, (k, v), older)
+        k, v, frames = self._seen(layer, k, v, older)
         per_frame, out = q.shape[2], []
-        for block, span in zip(torch.split(q, self.width, 1), self._mine, strict=True):
-            seen = slice((span.first - self._oldest) * per_frame, (span.end - self._oldest) * per_frame)
+        for block, number in zip(torch.split(q, self.width, 1), self.deal.mine, strict=True):
+            span = self.spans[number]
+            first = frames.index(span.first) * per_frame
+            seen = slice(first, first + (span.end - span.first) * per_frame)
             out.append(self.attention(block.flatten(1, 2), k[:, seen], v[:, seen]).view(block.shape))
         return torch.cat(out, 1)
 
@@ -77,17 +75,23 @@ class StaggeredContext:
         if self.keep is not None:
             self.keep.store(layer, k[:, : self.keep.frames], v[:, : self.keep.frames])
 
-    def _with_older(self, layer: int, own: KeysValues, older: Mapping[int, KeysValues]) -> KeysValues:
-        """(1, tokens, heads, head_dim) from the oldest frame that is seen here on: past, older blocks, own ones."""
-        parts = [older[i] for i in sorted(older) if self.start + self.width * i >= self._oldest] + [own]
-        flat = [(k.flatten(1, 2), v.flatten(1, 2)) for k, v in parts]
+    def _seen(
+        self, layer: int, k: Tensor, v: Tensor, older: Mapping[int, tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor, list[int]]:
+        """All that is seen here, in order of time: keys and values (1, tokens, heads, head_dim), and whose they are."""
+        if self._oldest >= self.start and not older:
+            return k.flatten(1, 2), v.flatten(1, 2), self._own
+        own = (torch.split(x, self.width, 1) for x in (k, v))
+        blocks = {**older, **dict(zip(self.deal.mine, zip(*own, strict=True), strict=True))}
+        frames = [frame for i in sorted(blocks) for frame in self.deal.blocks.frames(i)]
+        parts = [blocks[i] for i in sorted(blocks)]
         if self._oldest < self.start:
             assert self.past is not None, "checked at the start"
-            k, v = (x.flatten(0, 1)[None] for x in self.past.between(layer, self._oldest, self.start))
-            flat.insert(0, (k, v))
-        if len(flat) == 1:
-            return flat[0]
-        return torch.cat([k for k, _ in flat], 1), torch.cat([v for _, v in flat], 1)
+            past_k, past_v = self.past.between(layer, self._oldest, self.start)
+            parts.insert(0, (past_k[None], past_v[None]))
+            frames = [*range(self._oldest, self.start), *frames]
+        keys, values = (torch.cat(each, 1).flatten(1, 2) for each in zip(*parts, strict=True))
+        return keys, values, frames
 
 
 class IsolatedContext:

@@ -1,9 +1,10 @@
 """Which team of a pipeline computes which blocks of a call, and whose keys and values go where: integers.
 
 Blocks go by age: the first team has the oldest, so that keys and values are sent one way only, from a team to those
-after it. A block is as much work as it sees frames, and what a layer does beside attention (Spread.beside); the cut is
-where the team with most work has as little as can be. A team for which no block is left computes the oldest once more,
-which needs nothing of others; its result is not used. Knows no torch and no transport.
+after it. A block that neither sees others of the call nor is seen goes where there is room. A block is as much work as
+it sees frames, and what a layer does beside attention (Spread.beside); the cut is where the team with most work has as
+little as can be. A team for which no block is left computes the oldest once more, which needs nothing of others; its
+result is not used. Knows no torch and no transport.
 """
 
 from __future__ import annotations
@@ -21,25 +22,30 @@ class Dealt:
     """The blocks of one call over the teams of a pipeline."""
 
     blocks: Blocks
-    owned: tuple[range, ...]  # by team; consecutive, all blocks together
+    owned: tuple[tuple[int, ...], ...]  # by team, ascending; all blocks together, each once
 
     @classmethod
     def over(cls, teams: int, blocks: Blocks, beside: float) -> Dealt:
         """`beside`: see `work`. What the cache keeps must be of one block at most; all teams have it afterwards."""
         assert blocks.kept <= 1, "several blocks whose keys are kept are computed by all"
-        return cls(blocks, cut(work(blocks, beside), teams))
+        loads = work(blocks, beside)
+        cuts = [(order, cut(tuple(loads[i] for i in order), teams)) for order in _orders(blocks)]
+        order, spans = min(
+            cuts, key=lambda each: max(sum(loads[i] for i in each[0][s.start : s.stop]) for s in each[1])
+        )
+        return cls(blocks, tuple(tuple(sorted(order[span.start : span.stop])) for span in spans))
 
-    def computed(self, team: int) -> range:
+    def computed(self, team: int) -> tuple[int, ...]:
         """The blocks that a team computes, its own or the oldest."""
-        return self.owned[team] or range(1)
+        return self.owned[team] or (0,)
 
     def needed(self, team: int) -> list[int]:
         """Blocks whose keys and values come to a team: those that its own see, and the one that the cache keeps."""
         own = self.owned[team]
         if not own:
             return []
-        first = min(self.blocks.first_seen(i) for i in own)
-        return [i for i in range(own.start) if i >= first or i < self.blocks.kept]
+        seen = {i for each in own for i in range(self.blocks.first_seen(each), each)}
+        return sorted(seen.union(range(self.blocks.kept)).difference(own))
 
     def sent(self, team: int, to: int) -> list[int]:
         """Blocks whose keys and values one team sends to another."""
@@ -54,6 +60,15 @@ class Dealt:
 def work(blocks: Blocks, beside: float) -> tuple[float, ...]:
     """Of each block, in frames that it sees; `beside` is what a layer does for it beside attention, in the same."""
     return tuple(blocks.frames_seen(i) + beside for i in range(len(blocks.spans)))
+
+
+def _orders(blocks: Blocks) -> list[list[int]]:
+    """By age, but for those that see no other and are not seen: these together at any place."""
+    count = len(blocks.spans)
+    seen = {i for each in range(count) for i in range(blocks.first_seen(each), each)}.union(range(blocks.kept))
+    loose = [i for i in range(count) if i not in seen and blocks.first_seen(i) == i]
+    rest = [i for i in range(count) if i not in loose]
+    return [rest[:at] + loose + rest[at:] for at in range(len(rest), -1, -1)]
 
 
 @lru_cache(maxsize=256)

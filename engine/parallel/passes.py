@@ -88,7 +88,7 @@ def _pass(plan: Plan, index: int, width: int, window: int | None) -> Blocks:
     return Blocks(start, width, tuple(spans), int(index == 0))
 
 
-def _work(team: Layout, blocks: Blocks, numbers: range, layers: Layers, machine: Machine) -> float:
+def _work(team: Layout, blocks: Blocks, numbers: Sequence[int], layers: Layers, machine: Machine) -> float:
     kv, width = layers.kv, blocks.width
     together = Call(kv, layers.heads, width * len(numbers), 0, layers.item_bytes)
     tokens = len(Split(team, 0, kv).mine)  # rank 0 has one more than others, if any has

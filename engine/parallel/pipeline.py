@@ -29,7 +29,6 @@ import torch
 from torch import Tensor
 
 from engine.kvcache.deal import Deal
-from engine.kvcache.staggered import KeysValues
 from engine.parallel.deal import Dealt
 from engine.parallel.mesh import Axis, Pending, as_bytes
 
@@ -47,7 +46,7 @@ class PipelineDeal(Deal):
         self._going: Pending | None = None
         self._coming: Pending | None = None
 
-    def older(self, layer: int, k: Tensor, v: Tensor) -> dict[int, KeysValues]:
+    def older(self, layer: int, k: Tensor, v: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
         self._wait_for_sent()
         self._going = self._axis.send([(i, self._message(k, v, blocks)) for i, blocks in self._to], "pipeline")
         coming = self._coming or self._expect(k)
@@ -61,7 +60,9 @@ class PipelineDeal(Deal):
         mine = as_bytes(torch.stack(velocities)) if own else like.new_empty(0, dtype=torch.uint8)
         size = like.numel() * like.element_size()
         parts = self._axis.gather(mine, [size * len(part) for part in self._dealt.owned], "velocities")
-        return list(torch.cat(parts).view(like.dtype).view(-1, *like.shape))
+        found = torch.cat(parts).view(like.dtype).view(-1, *like.shape)
+        order = [i for part in self._dealt.owned for i in part]
+        return [found[order.index(i)] for i in range(len(order))]
 
     def _wait_for_sent(self) -> None:
         if self._going is not None:
@@ -70,15 +71,15 @@ class PipelineDeal(Deal):
 
     def _message(self, k: Tensor, v: Tensor, blocks: Sequence[int]) -> Tensor:
         """Keys and values of some of the blocks computed here, block by block."""
-        width, first = self.blocks.width, self.mine.start
-        cuts = [slice((i - first) * width, (i - first + 1) * width) for i in blocks]
+        width, places = self.blocks.width, [self.mine.index(i) for i in blocks]
+        cuts = [slice(at * width, (at + 1) * width) for at in places]
         return torch.cat([as_bytes(x[:, frames]) for frames in cuts for x in (k, v)])
 
     def _expect(self, like: Tensor) -> Pending:
         size = 2 * like[:, : self.blocks.width].numel() * like.element_size()
         return self._axis.receive([(i, size * len(blocks)) for i, blocks in self._from], "pipeline")
 
-    def _unpack(self, data: Tensor, like: Tensor) -> dict[int, KeysValues]:
+    def _unpack(self, data: Tensor, like: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
         numbers = [i for _, blocks in self._from for i in blocks]
         halves = data.view(like.dtype).view(2 * len(numbers), 1, self.blocks.width, *like.shape[2:])
         return {i: (halves[2 * at], halves[2 * at + 1]) for at, i in enumerate(numbers)}
