@@ -63,12 +63,12 @@ def work(blocks: Blocks, beside: float) -> tuple[float, ...]:
 
 
 def _orders(blocks: Blocks) -> list[list[int]]:
-    """By age, but for those that see no other and are not seen: these together at any place."""
+    """By age, but for those that see no other and are not seen: these together at any place behind what is kept."""
     count = len(blocks.spans)
     seen = {i for each in range(count) for i in range(blocks.first_seen(each), each)}.union(range(blocks.kept))
     loose = [i for i in range(count) if i not in seen and blocks.first_seen(i) == i]
     rest = [i for i in range(count) if i not in loose]
-    return [rest[:at] + loose + rest[at:] for at in range(len(rest), -1, -1)]
+    return [rest[:at] + loose + rest[at:] for at in range(len(rest), blocks.kept - 1, -1)]
 
 
 @lru_cache(maxsize=256)
