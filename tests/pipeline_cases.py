@@ -45,7 +45,7 @@ def flight(
     mode: Mode | None = None,
     kv: str = "window=9",
     given: int = 0,
-    blocks: int = 3,
+    blocks: int = 2,
     last: int | None = None,
     beside: float = 0.0,
     tolerance: float = TOLERANCE,
