@@ -189,6 +189,14 @@ def test_what_is_asked_for_is_taken(wish: Wish, layout: Layout) -> None:
     assert wish.layout(MACHINE, SMALL, small_model(SMALL)) == layout
 
 
+def test_where_nothing_is_asked_for_the_cost_of_a_pass_decides() -> None:
+    model = small_model(SMALL)
+    slow, fast = Machine(0.0, 1e6, 0.0, 1e6, 1e15), Machine(0.0, 1e18, 0.0, 1e18, 1e9)
+    assert Wish(2).layout(slow, SMALL, model) == Layout(1, 1, 2)
+    assert Wish(2).layout(fast, SMALL, model).pipeline == 1
+    assert Wish(2, pipeline=1).layout(slow, SMALL, model).pipeline == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
