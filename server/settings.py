@@ -30,6 +30,7 @@ class EngineSettings:
     ranks: int | None = None
     ulysses: int | None = None
     ring: int | None = None
+    pipeline: int | None = None
     cfg: int | None = None
     extra: tuple[str, ...] = ()
     nice: int = 10  # the event loop stays quick while the engine uses every core
@@ -44,7 +45,7 @@ class EngineSettings:
         argv = [*self.command, "--fd", str(fd)]
         for model in self.models:
             argv += ["--model", model]
-        for flag in ("device", "kv_budget_bytes", "ranks", "ulysses", "ring", "cfg"):
+        for flag in ("device", "kv_budget_bytes", "ranks", "ulysses", "ring", "pipeline", "cfg"):
             value = getattr(self, flag)
             if value is not None:
                 argv += [f"--{flag.replace('_', '-')}", str(value)]
@@ -141,7 +142,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--connect-s", type=float, default=ice.connect_s, help="deadline for a viewer to connect")
     add("--device", help="given to the engine")
     add("--kv-budget-bytes", type=int, help="given to the engine")
-    for flag in ("--ranks", "--ulysses", "--ring", "--cfg"):
+    for flag in ("--ranks", "--ulysses", "--ring", "--pipeline", "--cfg"):
         add(flag, type=int, help="given to the engine")
     add("--engine-arg", action="append", default=[], metavar="ARG", help="given to the engine as it is (repeatable)")
     add("--engine-deadline-s", type=float, default=EngineSettings().deadline_s, help="silence after which it is killed")
@@ -161,6 +162,7 @@ def from_arguments(args: argparse.Namespace, environment: dict[str, str] | None 
             ranks=args.ranks,
             ulysses=args.ulysses,
             ring=args.ring,
+            pipeline=args.pipeline,
             cfg=args.cfg,
             extra=tuple(args.engine_arg),
             deadline_s=args.engine_deadline_s,

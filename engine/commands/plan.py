@@ -15,7 +15,7 @@ from engine.config import parse_bytes
 from engine.kvcache.policy import PolicyError
 from engine.models import presets
 from engine.models.presets import UnknownModel
-from engine.parallel.choose import strategies
+from engine.parallel.choose import grids
 from engine.parallel.memory import RankMemory, model_of, per_rank
 from engine.parallel.split import Layout, SplitError
 from engine.plan import Plan, PlanError, size
@@ -105,8 +105,8 @@ def _ranks(plan: Plan, seconds: float, ranks: int) -> dict[Layout, list[RankMemo
         raise PlanError(f"ranks: expected at least 1, got {ranks}")
     model, dtype = model_of(plan.preset), torch.bfloat16 if plan.element_bytes == 2 else torch.float32
     frames, found = plan.held_frames(seconds), {}
-    for strategy in strategies(ranks, model.kv, model.heads):
-        found[strategy.layout] = per_rank(model, strategy.layout, plan.rule, dtype, frames)
+    for layout in grids(ranks, model.kv, model.heads, pipeline=model.in_flight > 1):
+        found[layout] = per_rank(model, layout, plan.rule, dtype, frames)
     return found
 
 

@@ -84,7 +84,7 @@ def _led(loaded: Loaded, spread: Spread, crew: Crew) -> Loaded:
 
 def _spreads(mesh: Mesh, config: EngineConfig, models: Mapping[str, Loaded]) -> dict[str, Spread]:
     """How each model's worlds are spread: the same on every rank."""
-    wish = Wish(config.ranks, config.ulysses, config.ring, config.cfg, config.exchange)
+    wish = Wish(config.ranks, config.ulysses, config.ring, config.exchange, config.pipeline, config.cfg)
     return {name: wish.spread(mesh, loaded.preset, loaded.model) for name, loaded in models.items()}
 
 

@@ -106,7 +106,12 @@ class Mesh:
         """
         if layout.ranks > self.ranks:
             raise SplitError(f"layout: expected at most {self.ranks} ranks, got {layout}")
-        for ranks in (range(layout.ranks), *_groups(layout)):
+        team = [layout.team_group(0)]
+        team += [layout.ulysses_group(i) for i in range(layout.ring)]
+        team += [layout.ring_group(i) for i in range(layout.ulysses)]
+        groups = [_shifted(ranks, layout.team_group(i).start) for i in range(layout.teams) for ranks in team]
+        groups += [layout.across(i) for i in layout.team_group(0)]
+        for ranks in groups:
             if ranks not in self._axes:
                 group = dist.new_group(list(ranks), timeout=self._patience) if len(ranks) > 1 else None
                 self._axes[ranks] = Axis(self, ranks, group)
@@ -116,8 +121,11 @@ class Mesh:
         self.prepare(layout)
         if self.rank >= layout.ranks:
             raise SplitError(f"layout: expected a rank below {layout.ranks}, got rank {self.rank}")
-        mine = [group for group in _groups(layout) if self.rank in group]
-        return Grid(layout, *(self._axes[group] for group in mine))
+        at_ring, at_ulysses = layout.place(self.rank)
+        team = layout.team_group(self.rank // layout.team.ranks)
+        shared = (layout.team_group(0), layout.ulysses_group(at_ring), layout.ring_group(at_ulysses))
+        groups = [_shifted(ranks, team.start) for ranks in shared] + [layout.across(team.index(self.rank))]
+        return Grid(layout, *(self._axes[group] for group in groups))
 
     def tell(self, data: bytes | None) -> bytes:
         """Bytes of rank 0 (who gives them) to all; the others wait for them as long as it takes."""
@@ -151,33 +159,21 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Grid:
-    """The groups that one rank is in. `everyone` shares its branch of guidance; `cfg` are its likes in all branches."""
+    """The groups that one rank is in."""
 
     layout: Layout
-    everyone: Axis
+    everyone: Axis  # of its team
     ulysses: Axis
     ring: Axis
-    cfg: Axis
-
-
-def _groups(layout: Layout) -> list[range]:
-    """All groups of a layout; each rank is in one of each kind, in the order of a Grid's fields."""
-    bases = range(0, layout.ranks, layout.group)
-    grids = [range(base, base + layout.group) for base in bases]
-    within = (
-        [layout.ulysses_group(i) for i in range(layout.ring)],
-        [layout.ring_group(i) for i in range(layout.ulysses)],
-    )
-    placed = [[range(base + r.start, base + r.stop, r.step) for base in bases for r in kind] for kind in within]
-    return [*grids, *placed[0], *placed[1], *(range(i, layout.ranks, layout.group) for i in range(layout.group))]
+    teams: Axis  # those at its place in all teams
 
 
 class Pending:
     """Transfers under way."""
 
-    def __init__(self, works: Sequence[Work], sent: Tensor, received: Tensor) -> None:
+    def __init__(self, works: Sequence[Work], sent: Sequence[Tensor], received: Tensor) -> None:
         self._works, self._received = works, received
-        self._sent = sent  # must live until it has gone
+        self._sent = sent  # must live until they have gone
 
     def wait(self) -> Tensor:
         """What has come: (bytes,) uint8."""
@@ -225,7 +221,30 @@ class Axis:
             dist.P2POp(dist.irecv, received, self.ranks[source], self._group),
         ]
         with _named(kind):
-            return Pending(dist.batch_isend_irecv(pair), data, received)
+            return Pending(dist.batch_isend_irecv(pair), [data], received)
+
+    def send(self, parts: Sequence[tuple[int, Tensor]], kind: str) -> Pending:
+        """Begin to send (bytes,) to ranks, as many or as few as there are parts; those ranks `receive`.
+
+        Ranks that do so in step must all call it, with nothing to send too: it counts as one exchange for each.
+        """
+        self.mesh.count(kind, sum(len(data) for _, data in parts))
+        sends = [dist.P2POp(dist.isend, data, self.ranks[to], self._group) for to, data in parts]
+        return self._begun(sends, [data for _, data in parts], torch.empty(0, dtype=torch.uint8), kind)
+
+    def receive(self, sizes: Sequence[tuple[int, int]], kind: str) -> Pending:
+        """Begin to receive bytes, (from rank, how many) each; they come one behind the other in one tensor."""
+        received = torch.empty(sum(size for _, size in sizes), dtype=torch.uint8, device=self.mesh.device)
+        parts = torch.split(received, [size for _, size in sizes])
+        receives = [
+            dist.P2POp(dist.irecv, part, self.ranks[source], self._group)
+            for (source, _), part in zip(sizes, parts, strict=True)
+        ]
+        return self._begun(receives, [], received, kind)
+
+    def _begun(self, transfers: list[dist.P2POp], sent: Sequence[Tensor], received: Tensor, kind: str) -> Pending:
+        with _named(kind):
+            return Pending(dist.batch_isend_irecv(transfers) if transfers else [], sent, received)
 
     def sum(self, values: Tensor, kind: str) -> Tensor:
         """The sum over ranks, the same on all of them; (2 n - 2) / n of its bytes are sent by each, n being ranks."""
@@ -236,6 +255,10 @@ class Axis:
         with _named(kind):
             dist.all_reduce(total, group=self._group)
         return total
+
+
+def _shifted(ranks: range, by: int) -> range:
+    return range(ranks.start + by, ranks.stop + by, ranks.step)
 
 
 def as_bytes(x: Tensor) -> Tensor:
