@@ -113,10 +113,11 @@ def _ranks(plan: Plan, seconds: float, ranks: int) -> dict[Layout, list[RankMemo
 def _print_ranks(console: Console, ranks: dict[Layout, list[RankMemory]]) -> None:
     if not ranks:
         return
-    table = Table("ranks", "weights", "cache", "activations", "together", title="the rank that needs most of each")
+    columns = ("ranks", "network", "encoders, decoder", "cache", "activations", "together")
+    table = Table(*columns, title="the rank that needs most of each")
     for layout, found in ranks.items():
         most = max(found, key=lambda memory: memory.total)
-        cells = (most.weights, most.cache, most.activations, most.total)
+        cells = (most.weights, most.beside, most.cache, most.activations, most.total)
         table.add_row(str(layout), *(size(count) for count in cells))
     console.print(table)
 
