@@ -35,6 +35,7 @@ class EngineConfig:
     ulysses: int | None = None  # ranks that share heads; None: chosen from what the links are measured to be
     ring: int | None = None  # ranks that share keys
     exchange: str = "auto"  # of a ring; auto: chosen at each block
+    share_decoding: bool = True  # by the ranks, where a model's decoder can be; False: rank 0 decodes alone
     threads: int = 1  # of the denoiser; decoding and encoding have threads of their own
     nice: int = 10  # niceness of the computing threads; playout keeps its own
     kv_budget_bytes: int | None = None  # for the pages of all worlds together; None: what the worlds admitted need
@@ -124,6 +125,7 @@ _CONVERTERS: dict[str, Callable[[str], Any]] = {
     "ulysses": int,
     "ring": int,
     "exchange": str,
+    "share_decoding": parse_bool,
     "threads": int,
     "nice": int,
     "kv_budget_bytes": parse_bytes,
@@ -156,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ulysses", help="how many of them share heads; chosen by measurement where not given")
     parser.add_argument("--ring", help="how many of them share keys")
     parser.add_argument("--exchange", help="of a ring: " + ", ".join(EXCHANGES))
+    parser.add_argument("--share-decoding", help="whether ranks share decoding, where the decoder can be shared")
     parser.add_argument("--threads", help="threads of the denoiser")
     parser.add_argument("--nice", help="niceness of the computing threads")
     parser.add_argument("--kv-budget-bytes", help="bytes for all caches, as in 512m or 8g")

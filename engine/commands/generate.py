@@ -101,6 +101,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=1, help="processes that share the computation, a GPU each on cuda")
     parser.add_argument("--ulysses", type=int, help="how many of them share heads (default: chosen by measurement)")
     parser.add_argument("--ring", type=int, help="how many of them share keys")
+    parser.add_argument(
+        "--share-decoding",
+        choices=("on", "off"),
+        default="on",
+        help="whether they share decoding, where the model's decoder can be shared (default: %(default)s)",
+    )
     parser.add_argument("--threads", type=int, help="threads torch computes with (default: torch's)")
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("world.mp4"), help="an .mp4 or .gif (default: world.mp4)"
@@ -192,7 +198,10 @@ class _Sums:
 
 
 def _generate(args: argparse.Namespace, console: Console) -> int:
-    request, wish = request_of(args), Wish(args.ranks, args.ulysses, args.ring)
+    request, wish = (
+        request_of(args),
+        Wish(args.ranks, args.ulysses, args.ring, share_decoding=args.share_decoding == "on"),
+    )
     request.check()
     _check_files(args)
     if args.frames_dir is not None:

@@ -9,6 +9,7 @@ choose.py    the cost model: which strategy is the fastest, and why; probe.py me
 wish.py      from what was asked for to a grid of ranks
 launch.py    starts ranks, notices one that dies or hangs, ends the group and names it; rank.py is a started one
 plan.py      what rank 0 tells the others; crew.py says it before each thing that is done to a world, and obeys it
+bands.py     decoding shared: each rank makes a band of the pictures, beside its passes
 lead.py      a live engine's ranks; together.py, those of a roll-out
 memory.py    bytes per rank before anything is allocated
 bench.py     strategy x ranks x cache length: measured, predicted, chosen; picture.py draws the crossover

@@ -138,9 +138,10 @@ class LedWorld(World):
     def snapshot(self) -> State:
         self.crew.tell(Snapshot(self.number))
         with self.crew.guarded():
-            return super().snapshot()
+            return super().snapshot() | {"decoder": None}  # parts of it may lie on other ranks
 
     def restore(self, state: State) -> None:
+        state = state | {"decoder": None}  # of other bands than this group's, if of bands at all
         self.crew.tell(Restore(self.number, packed(state)))
         super().restore(state)
 

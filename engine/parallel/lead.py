@@ -12,13 +12,14 @@ import functools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
 
 from engine.config import EngineConfig
 from engine.loader import Loaded, load, plan
+from engine.parallel.bands import Bands, BandThread, Joining, bands, shown, unseen
 from engine.parallel.cache import Spread
 from engine.parallel.crew import Crew, Follower, LedGenerator, LedWorld, between_passes
 from engine.parallel.launch import Group
@@ -51,7 +52,11 @@ def led(group: Group | None, config: EngineConfig, models: dict[str, Loaded]) ->
     try:
         with crew.guarded():
             spreads = _spreads(mesh, config, models)
-        yield {name: _led(loaded, spreads[name], crew) for name, loaded in models.items()}
+            shared = _bands(config, models)
+            joining = Joining(mesh, crew.guarded) if shared else nullcontext()
+        with joining as channel:
+            made = {name: _led(loaded, spreads[name], crew) for name, loaded in models.items()}
+            yield made if channel is None else {name: _joined(each, shared, channel) for name, each in made.items()}
     finally:
         crew.close()
 
@@ -66,14 +71,16 @@ def follow(member: Member) -> None:
     loaded = {name: load(name, config, lambda: None) for name in config.models}
     mesh = member.join()
     spreads = _spreads(mesh, config, loaded)
-    models = {name: replace(each, spread=spreads[name]) for name, each in loaded.items()}
+    shared = _bands(config, loaded)
+    models = {name: replace(each, spread=spreads[name], model=unseen(each.model)) for name, each in loaded.items()}
     for each in models.values():
         each.watched.pulse = functools.partial(between_passes, mesh)
 
     def open_world(spec: WorldSpec) -> World:
         return plan(models[spec.model], spec, config.kv_budget_bytes).open()
 
-    Follower(mesh, open_world, {name: each.generator for name, each in models.items()}).follow()
+    with BandThread(mesh, shared, config.threads) if shared else nullcontext():
+        Follower(mesh, open_world, {name: each.generator for name, each in models.items()}).follow()
 
 
 def _led(loaded: Loaded, spread: Spread, crew: Crew) -> Loaded:
@@ -82,9 +89,21 @@ def _led(loaded: Loaded, spread: Spread, crew: Crew) -> Loaded:
     return replace(loaded, spread=spread, generator=generator, world=functools.partial(LedWorld, crew=crew))
 
 
+def _joined(loaded: Loaded, shared: Bands, joining: Joining) -> Loaded:
+    name = loaded.preset.name
+    if name not in shared:
+        return loaded
+    return replace(loaded, model=shown(loaded.model, joining.decoder(name, shared[name], loaded.model.geometry.width)))
+
+
+def _bands(config: EngineConfig, models: Mapping[str, Loaded]) -> Bands:
+    """What each rank decodes: the same on every rank."""
+    return bands({name: each.model for name, each in models.items()}, config.ranks) if config.share_decoding else {}
+
+
 def _spreads(mesh: Mesh, config: EngineConfig, models: Mapping[str, Loaded]) -> dict[str, Spread]:
     """How each model's worlds are spread: the same on every rank."""
-    wish = Wish(config.ranks, config.ulysses, config.ring, config.exchange)
+    wish = Wish(config.ranks, config.ulysses, config.ring, config.exchange, config.share_decoding)
     return {name: wish.spread(mesh, loaded.preset, loaded.model) for name, loaded in models.items()}
 
 

@@ -31,6 +31,7 @@ class Wish:
     ulysses: int | None = None
     ring: int | None = None
     exchange: str = "auto"  # or a ring's mode
+    share_decoding: bool = True  # where the model's decoder can be shared
 
     def __post_init__(self) -> None:
         parts = [part for part in (self.ulysses, self.ring) if part is not None]
