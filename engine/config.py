@@ -32,6 +32,7 @@ class EngineConfig:
     models: tuple[str, ...] = ("tiny-world",)
     device: str = "auto"  # auto, cpu, cuda, cuda:1 …
     ranks: int = 1  # processes that share each world's computation; on GPUs one each
+    torchrun: bool = False  # has started this process and the other ranks; RANK says which this is
     ulysses: int | None = None  # ranks that share heads; None: chosen from what the links are measured to be
     ring: int | None = None  # ranks that share keys
     exchange: str = "auto"  # of a ring; auto: chosen at each block
@@ -122,6 +123,7 @@ _CONVERTERS: dict[str, Callable[[str], Any]] = {
     "models": _names,
     "device": str,
     "ranks": int,
+    "torchrun": parse_bool,
     "ulysses": int,
     "ring": int,
     "exchange": str,
@@ -155,6 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", dest="models", action="append", help="model to load (repeatable)")
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:1 …")
     parser.add_argument("--ranks", help="processes that share each world's computation")
+    parser.add_argument("--torchrun", help="whether torchrun has started this process and the other ranks")
     parser.add_argument("--ulysses", help="how many of them share heads; chosen by measurement where not given")
     parser.add_argument("--ring", help="how many of them share keys")
     parser.add_argument("--exchange", help="of a ring: " + ", ".join(EXCHANGES))

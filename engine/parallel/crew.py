@@ -25,6 +25,7 @@ from engine.parallel.launch import Group, RankLost
 from engine.parallel.mesh import ExchangeFailed, Mesh
 from engine.parallel.plan import (
     Acted,
+    Beat,
     CloseWorld,
     End,
     ForkWorld,
@@ -223,6 +224,8 @@ class Follower:
                 self._worlds[number].restore(unpacked(state))
             case CloseWorld(number):
                 self._worlds.pop(number).close()
+            case Beat():
+                pass
 
     def _make(self, order: MakeBlocks) -> None:
         worlds = [self._worlds[number] for number in order.worlds]
