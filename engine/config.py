@@ -32,11 +32,13 @@ class EngineConfig:
     models: tuple[str, ...] = ("tiny-world",)
     device: str = "auto"  # auto, cpu, cuda, cuda:1 …
     ranks: int = 1  # processes that share each world's computation; on GPUs one each
+    torchrun: bool = False  # has started this process and the other ranks; RANK says which this is
     ulysses: int | None = None  # ranks that share heads; None: chosen from what the links are measured to be
     ring: int | None = None  # ranks that share keys
     pipeline: int | None = None  # teams of ranks that blocks in flight are dealt out to (MAGI-1)
     cfg: int | None = None  # teams of ranks, one for each branch of guidance; None: where it goes
     exchange: str = "auto"  # of a ring; auto: chosen at each block
+    share_decoding: bool = True  # by the ranks, where a model's decoder can be; False: rank 0 decodes alone
     threads: int = 1  # of the denoiser; decoding and encoding have threads of their own
     nice: int = 10  # niceness of the computing threads; playout keeps its own
     kv_budget_bytes: int | None = None  # for the pages of all worlds together; None: what the worlds admitted need
@@ -126,11 +128,13 @@ _CONVERTERS: dict[str, Callable[[str], Any]] = {
     "models": _names,
     "device": str,
     "ranks": int,
+    "torchrun": parse_bool,
     "ulysses": int,
     "ring": int,
     "pipeline": int,
     "cfg": int,
     "exchange": str,
+    "share_decoding": parse_bool,
     "threads": int,
     "nice": int,
     "kv_budget_bytes": parse_bytes,
@@ -160,11 +164,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", dest="models", action="append", help="model to load (repeatable)")
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:1 …")
     parser.add_argument("--ranks", help="processes that share each world's computation")
+    parser.add_argument("--torchrun", help="whether torchrun has started this process and the other ranks")
     parser.add_argument("--ulysses", help="how many of them share heads; chosen by measurement where not given")
     parser.add_argument("--ring", help="how many of them share keys")
     parser.add_argument("--pipeline", help="into how many teams of them blocks in flight are dealt out (MAGI-1)")
     parser.add_argument("--cfg", help="teams of ranks, one for each branch of classifier-free guidance")
     parser.add_argument("--exchange", help="of a ring: " + ", ".join(EXCHANGES))
+    parser.add_argument("--share-decoding", help="whether ranks share decoding, where the decoder can be shared")
     parser.add_argument("--threads", help="threads of the denoiser")
     parser.add_argument("--nice", help="niceness of the computing threads")
     parser.add_argument("--kv-budget-bytes", help="bytes for all caches, as in 512m or 8g")

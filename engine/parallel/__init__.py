@@ -13,7 +13,9 @@ passes.py    what a pass of blocks in flight costs, shared or dealt out
 wish.py      from what was asked for to a grid of ranks
 launch.py    starts ranks, notices one that dies or hangs, ends the group and names it; rank.py is a started one
 plan.py      what rank 0 tells the others; crew.py says it before each thing that is done to a world, and obeys it
+bands.py     decoding shared: each rank makes a band of the pictures, beside its passes
 lead.py      a live engine's ranks; together.py, those of a roll-out
+torchrun.py  ranks that torchrun has started, on several machines
 memory.py    bytes per rank before anything is allocated
 bench.py     strategy x ranks x cache length: measured, predicted, chosen; picture.py draws the crossover
 """

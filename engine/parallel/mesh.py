@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,8 +68,9 @@ class Mesh:
         self.sent_bytes: dict[str, int] = {}
         self.exchanges = 0  # how many this rank has begun: the one that lags is the one that all wait for
         self.everyone = Axis(self, range(ranks), None)
+        self._counting = threading.Lock()
         self._plans = dist.new_group(backend="gloo", timeout=FOR_EVER) if ranks > 1 else None
-        self._patience = datetime.timedelta(seconds=meeting.patience_s)
+        self.patience = datetime.timedelta(seconds=meeting.patience_s)
         self._axes: dict[range, Axis] = {range(ranks): self.everyone}
 
     @classmethod
@@ -77,7 +79,7 @@ class Mesh:
         on_gpu = torch.device(meeting.device).type == "cuda"
         if on_gpu:
             torch.cuda.set_device(meeting.device)
-        with _named("join"):
+        with named("join"):
             dist.init_process_group(
                 "nccl" if on_gpu else "gloo",
                 store=meeting.store,
@@ -113,7 +115,7 @@ class Mesh:
         groups += [layout.across(i) for i in layout.team_group(0)]
         for ranks in groups:
             if ranks not in self._axes:
-                group = dist.new_group(list(ranks), timeout=self._patience) if len(ranks) > 1 else None
+                group = dist.new_group(list(ranks), timeout=self.patience) if len(ranks) > 1 else None
                 self._axes[ranks] = Axis(self, ranks, group)
 
     def grid(self, layout: Layout) -> Grid:
@@ -129,32 +131,18 @@ class Mesh:
 
     def tell(self, data: bytes | None) -> bytes:
         """Bytes of rank 0 (who gives them) to all; the others wait for them as long as it takes."""
-        head = torch.zeros(HEAD_BYTES, dtype=torch.uint8)
-        if data is not None:
-            first = len(data).to_bytes(8, "little") + data[: HEAD_BYTES - 8]
-            head[: len(first)] = torch.frombuffer(bytearray(first), dtype=torch.uint8)
-            rest = max(0, len(data) + 8 - HEAD_BYTES)
-            self.count("plan", (self.ranks - 1) * (HEAD_BYTES + rest))
-        with _named("plan"):
-            dist.broadcast(head, 0, group=self._plans)
-            size = int.from_bytes(bytes(head[:8].numpy()), "little")
-            whole = bytes(head[8 : 8 + size].numpy()) if data is None else data
-            if size > HEAD_BYTES - 8:
-                body = torch.empty(size + 8 - HEAD_BYTES, dtype=torch.uint8)
-                if data is not None:
-                    body.copy_(torch.frombuffer(bytearray(data[HEAD_BYTES - 8 :]), dtype=torch.uint8))
-                dist.broadcast(body, 0, group=self._plans)
-                whole = whole if data is not None else whole + bytes(body.numpy())
-        return whole
+        return tell(self, self._plans, data, "plan")
 
     def wait_for_all(self) -> None:
         """Return when every rank has come here."""
         self.everyone.sum(torch.zeros(1, device=self.device), "barrier")
 
     def count(self, kind: str, sent: int) -> None:
-        self.exchanges += 1
+        """Note an exchange that begins, in whichever thread."""
         profiler.count(f"sent_bytes: {kind}", sent)
-        self.sent_bytes[kind] = self.sent_bytes.get(kind, 0) + sent
+        with self._counting:
+            self.exchanges += 1
+            self.sent_bytes[kind] = self.sent_bytes.get(kind, 0) + sent
 
 
 @dataclass(frozen=True)
@@ -177,7 +165,7 @@ class Pending:
 
     def wait(self) -> Tensor:
         """What has come: (bytes,) uint8."""
-        with _named("transfer"):
+        with named("transfer"):
             for work in self._works:
                 work.wait()
         return self._received
@@ -201,7 +189,7 @@ class Axis:
         sizes = [len(part) for part in parts]
         self.mesh.count(kind, sum(sizes) - sizes[self.index])
         received = torch.empty(sum(receive_bytes), dtype=torch.uint8, device=parts[0].device)
-        with _named(kind):
+        with named(kind):
             dist.all_to_all_single(received, torch.cat(list(parts)), list(receive_bytes), sizes, group=self._group)
         return list(torch.split(received, list(receive_bytes)))
 
@@ -220,7 +208,7 @@ class Axis:
             dist.P2POp(dist.isend, data, self.ranks[to], self._group),
             dist.P2POp(dist.irecv, received, self.ranks[source], self._group),
         ]
-        with _named(kind):
+        with named(kind):
             return Pending(dist.batch_isend_irecv(pair), [data], received)
 
     def send(self, parts: Sequence[tuple[int, Tensor]], kind: str) -> Pending:
@@ -243,7 +231,7 @@ class Axis:
         return self._begun(receives, [], received, kind)
 
     def _begun(self, transfers: list[dist.P2POp], sent: Sequence[Tensor], received: Tensor, kind: str) -> Pending:
-        with _named(kind):
+        with named(kind):
             return Pending(dist.batch_isend_irecv(transfers) if transfers else [], sent, received)
 
     def sum(self, values: Tensor, kind: str) -> Tensor:
@@ -252,7 +240,7 @@ class Axis:
             return values
         self.mesh.count(kind, 2 * (self.size - 1) * values.numel() * values.element_size() // self.size)
         total = values.clone()
-        with _named(kind):
+        with named(kind):
             dist.all_reduce(total, group=self._group)
         return total
 
@@ -266,8 +254,32 @@ def as_bytes(x: Tensor) -> Tensor:
     return x.contiguous().view(-1).view(torch.uint8)
 
 
+def tell(mesh: Mesh, group: dist.ProcessGroup | None, data: bytes | None, kind: str) -> bytes:
+    """Bytes of rank 0 (who gives them) to all, over a gloo group of all ranks: see `Mesh.tell`.
+
+    HEAD_BYTES of them, the length among them, go first; to each rank that is max(HEAD_BYTES, 8 + length) in all.
+    """
+    head = torch.zeros(HEAD_BYTES, dtype=torch.uint8)
+    if data is not None:
+        first = len(data).to_bytes(8, "little") + data[: HEAD_BYTES - 8]
+        head[: len(first)] = torch.frombuffer(bytearray(first), dtype=torch.uint8)
+        rest = max(0, len(data) + 8 - HEAD_BYTES)
+        mesh.count(kind, (mesh.ranks - 1) * (HEAD_BYTES + rest))
+    with named(kind):
+        dist.broadcast(head, 0, group=group)
+        size = int.from_bytes(bytes(head[:8].numpy()), "little")
+        whole = bytes(head[8 : 8 + size].numpy()) if data is None else data
+        if size > HEAD_BYTES - 8:
+            body = torch.empty(size + 8 - HEAD_BYTES, dtype=torch.uint8)
+            if data is not None:
+                body.copy_(torch.frombuffer(bytearray(data[HEAD_BYTES - 8 :]), dtype=torch.uint8))
+            dist.broadcast(body, 0, group=group)
+            whole = whole if data is not None else whole + bytes(body.numpy())
+    return whole
+
+
 @contextmanager
-def _named(what: str) -> Iterator[None]:
+def named(what: str) -> Iterator[None]:
     """Failures of the transport as ExchangeFailed."""
     try:
         with profiler.span(f"exchange: {what}"):

@@ -37,6 +37,7 @@ class Wish:
     exchange: str = "auto"  # or a ring's mode
     pipeline: int | None = None  # teams that blocks in flight are dealt out to; not given: 1 where the others are
     cfg: int | None = None  # teams, one for each branch of guidance; not given: where it goes
+    share_decoding: bool = True  # where the model's decoder can be shared
 
     def __post_init__(self) -> None:
         given = {name: n for name in ("ulysses", "ring", "pipeline", "cfg") if (n := getattr(self, name)) is not None}
