@@ -27,7 +27,8 @@ from engine.link import Link, LinkClosed, LinkStalled
 from engine.loader import Loaded, load
 from engine.loop import Engine
 from engine.parallel.launch import RankLost
-from engine.parallel.lead import led, start
+from engine.parallel.lead import follow_torchrun, led, start
+from engine.parallel.mesh import ExchangeFailed
 from engine.parallel.split import SplitError
 from engine.playout import Playout
 from engine.protocol import Codec, Hello, Log, ProtocolError, WantBitrate, WantKeyframe
@@ -41,6 +42,8 @@ STEP_ASIDE = 5  # niceness that computing adds where the process came with one a
 def main() -> int:
     try:
         config = EngineConfig.read(sys.argv[1:], os.environ)
+        if config.torchrun and os.environ.get("RANK", "0") != "0":
+            return _follow(config)
         sock = socket.socket(fileno=config.fd)
         sock.getpeername()
         if config.hooks is not None:
@@ -48,12 +51,27 @@ def main() -> int:
     except (ConfigError, HooksWrong, OSError) as error:
         print(f"engine: {error}", file=sys.stderr)
         return 2
-    logging.basicConfig(
-        level=config.log_level.upper(), format="engine %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    _log_to_stderr(config, "engine")
     faulthandler.enable()
     sys.setswitchinterval(SWITCH_S)
     return serve(config, sock, sys.argv[1:])
+
+
+def _follow(config: EngineConfig) -> int:
+    """A rank other than 0 that torchrun has started: `fd` leads nowhere."""
+    _log_to_stderr(config, f"rank {os.environ['RANK']}")
+    try:
+        follow_torchrun(config)
+    except (ExchangeFailed, ValueError, OSError, RuntimeError) as error:
+        log.error("%s: this rank ends", error)
+        logging.shutdown()
+        os._exit(5)  # a transport that has lost a peer has threads that may not end
+    return 0
+
+
+def _log_to_stderr(config: EngineConfig, name: str) -> None:
+    form = f"{name} %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=config.log_level.upper(), format=form, stream=sys.stderr)
 
 
 def serve(config: EngineConfig, sock: socket.socket, arguments: Sequence[str] = ()) -> int:
@@ -86,7 +104,11 @@ def _compute(
     niceness = _step_aside(config.nice)
     torch.set_num_threads(config.threads)
     engine = Engine(config, link, playout, niceness)
-    ranks = start(config, arguments)
+    try:
+        ranks = start(config, arguments)
+    except SplitError as error:
+        log.error("%s", error)
+        return 2
     try:
         models = {name: load(name, config, engine.pulse) for name in config.models}
     except (ValueError, OSError, RuntimeError) as error:
@@ -104,7 +126,7 @@ def _compute(
     except ProtocolError as error:
         log.error("what came over the link is no protocol of ours: %s", error)
         return 3
-    except (RankLost, SplitError) as error:
+    except (RankLost, ExchangeFailed, SplitError) as error:
         log.error("%s: the engine ends", error)
         link.send(Log("error", str(error)))
         return 5

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from engine.kvcache.cache import KVCache
+from engine.kvcache.deal import Blocks, Deal, Span
 from engine.kvcache.staged import StagedBlock
-from engine.kvcache.staggered import IsolatedContext, Span, StaggeredContext
+from engine.kvcache.staggered import IsolatedContext, StaggeredContext
 from engine.models import BlockModel, Conditioning, Prompt
 from engine.stages import HISTORY_ONLY, Distilled, Weights
 
@@ -85,14 +86,11 @@ class Branches:
     def distilled(self, call: Call, staged: StagedBlock | None, rule: Distilled) -> Step:
         """One branch; a nearly clean oldest block goes along a second time, seeing only itself."""
         entries, oldest = call.entries, call.active[0]
-        prompts = [e.prompt for e in entries]
-        conditioning = self._conditioning(prompts, call, dropped=False)
         if not oldest.t > rule.nearly_clean:
-            out = self._with_history(entries, conditioning, staged)
+            out = self._with_history(entries, call, staged)
             return Step(tuple(out[-len(call.active) :]), len(entries))
         twin = replace(oldest, block=entries[-1].block + 1, reach=1)
-        conditioning = self._conditioning([*prompts, oldest.prompt], call, dropped=False)
-        *out, without = self._with_history((*entries, twin), conditioning, staged)
+        *out, without = self._with_history((*entries, twin), call, staged)
         velocities = out[-len(call.active) :]
         velocities[0] = rule.history * velocities[0] + (1 - rule.history) * without
         return Step(tuple(velocities), len(entries) + 1)
@@ -104,46 +102,57 @@ class Branches:
         alone = [i for i, e in enumerate(call.active) if e.weights.unconditional or not skip]
         parts: list[list[tuple[float, Tensor]]] = [[] for _ in call.active]
         if text:
-            entries = call.entries[: first + text]
-            conditioning = self._conditioning([e.prompt for e in entries], call, dropped=False)
-            _gather(parts, self._with_history(entries, conditioning, None)[first:], call, 2, range(text))
+            found = self._with_history(call.entries[: first + text], call, None)
+            _gather(parts, found[first:], call, 2, range(text))
         if history or first:
-            entries = call.entries[: first + history]
-            conditioning = self._conditioning([self.model.null] * len(entries), call, dropped=True)
-            _gather(parts, self._with_history(entries, conditioning, staged)[first:], call, 1, range(history))
+            entries = self._without_text(call.entries[: first + history])
+            found = self._with_history(entries, call, staged, dropped=True)
+            _gather(parts, found[first:], call, 1, range(history))
         if alone:
-            _gather(parts, self._alone([call.active[i] for i in alone], call), call, 0, alone)
+            entries = self._without_text([call.active[i] for i in alone])
+            _gather(parts, self._alone(entries, call), call, 0, alone)
         run = (first + text if text else 0) + first + history + len(alone)
         velocities = tuple(sum((w * v for w, v in p[1:]), p[0][0] * p[0][1]) for p in parts)
         return Step(velocities, run, 2 * first + 3 * count - run)
 
     def given(self, call: Call, staged: StagedBlock, *, dropped: bool) -> None:
-        """Fill `staged` with the keys and values of clean blocks that a world starts from."""
-        conditioning = self._conditioning([e.prompt for e in call.active], call, dropped=dropped)
-        self._with_history(call.active, conditioning, staged)
+        """Fill `staged` with the keys and values of clean blocks that a world starts from; no rank leaves one out."""
+        self._run(Deal(self._blocks(call.active, staged)), call.active, call, staged, dropped=dropped)
 
     def _needed(self, weights: Sequence[float], skip: bool) -> int:
         """How many blocks, oldest first, take part in a branch: younger ones see older ones, never the reverse."""
         return max((i + 1 for i, w in enumerate(weights) if w or not skip), default=0)
 
+    def _without_text(self, entries: Sequence[Entry]) -> list[Entry]:
+        return [replace(e, prompt=self.model.null) for e in entries]
+
     def _with_history(
-        self, entries: Sequence[Entry], conditioning: Conditioning, staged: StagedBlock | None
+        self, entries: Sequence[Entry], call: Call, staged: StagedBlock | None, *, dropped: bool = False
     ) -> list[Tensor]:
-        start = entries[0].block * self.width
-        oldest = self._oldest(start, self.width if staged is None else staged.frames)
-        spans = [self._span(e, oldest) for e in entries]
-        seen = StaggeredContext(start, self.width, spans, self.cache.attend, self.cache, staged)
-        context = self.cache.spread(seen)
-        x = torch.cat([e.latents for e in entries])[None]
-        t = self._times(entries)[None]
-        return [-flow for flow in torch.split(self.model.forward(x, t, conditioning, context)[0], self.width)]
+        deal = self.cache.deal(self._blocks(entries, staged))
+        return self._run(deal, entries, call, staged, dropped=dropped)
+
+    def _run(
+        self, deal: Deal, entries: Sequence[Entry], call: Call, staged: StagedBlock | None, *, dropped: bool
+    ) -> list[Tensor]:
+        mine = [entries[i] for i in deal.mine]
+        context = self.cache.spread(StaggeredContext(deal, self.cache.attend, self.cache, staged))
+        x = torch.cat([e.latents for e in mine])[None]
+        flow = self.model.forward(x, self._times(mine)[None], self._conditioning(mine, call, dropped=dropped), context)
+        return deal.collect([-each for each in torch.split(flow[0], self.width)])
 
     def _alone(self, entries: Sequence[Entry], call: Call) -> list[Tensor]:
-        conditioning = self._conditioning([self.model.null] * len(entries), call, dropped=True)
-        x = torch.stack([e.latents for e in entries])
-        t = self._times(entries).view(len(entries), self.width)
+        spans = (Span(i * self.width, (i + 1) * self.width) for i in range(len(entries)))
+        deal = self.cache.deal(Blocks(0, self.width, tuple(spans)))
+        mine = [entries[i] for i in deal.mine]
         context = self.cache.spread(IsolatedContext(self.cache.attend))
-        return list(-self.model.forward(x, t, conditioning, context))
+        x, t = torch.stack([e.latents for e in mine]), self._times(mine).view(len(mine), self.width)
+        return deal.collect(list(-self.model.forward(x, t, self._conditioning(mine, call, dropped=True), context)))
+
+    def _blocks(self, entries: Sequence[Entry], staged: StagedBlock | None) -> Blocks:
+        start, kept = entries[0].block * self.width, 0 if staged is None else staged.frames // self.width
+        oldest = self._oldest(start, self.width if staged is None else staged.frames)
+        return Blocks(start, self.width, tuple(self._span(e, oldest) for e in entries), kept)
 
     def _oldest(self, start: int, staged: int) -> int:
         """The first frame that the cache's policy keeps beside those staged, in a call that begins at frame `start`."""
@@ -159,8 +168,8 @@ class Branches:
         times = torch.tensor([e.t for e in entries], dtype=torch.float32, device=self.model.device)
         return times.repeat_interleave(self.width)
 
-    def _conditioning(self, prompts: Sequence[Prompt], call: Call, *, dropped: bool) -> Conditioning:
-        return self.model.gather(prompts, dropped=dropped, distil=call.distil)
+    def _conditioning(self, entries: Sequence[Entry], call: Call, *, dropped: bool) -> Conditioning:
+        return self.model.gather([e.prompt for e in entries], dropped=dropped, distil=call.distil)
 
 
 def _gather(

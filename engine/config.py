@@ -32,10 +32,13 @@ class EngineConfig:
     models: tuple[str, ...] = ("tiny-world",)
     device: str = "auto"  # auto, cpu, cuda, cuda:1 …
     ranks: int = 1  # processes that share each world's computation; on GPUs one each
+    torchrun: bool = False  # has started this process and the other ranks; RANK says which this is
     ulysses: int | None = None  # ranks that share heads; None: chosen from what the links are measured to be
     ring: int | None = None  # ranks that share keys
-    cfg: int | None = None  # groups of ranks, one for each branch of guidance; None: as many as fit
+    pipeline: int | None = None  # teams of ranks that blocks in flight are dealt out to (MAGI-1)
+    cfg: int | None = None  # teams of ranks, one for each branch of guidance; None: where it goes
     exchange: str = "auto"  # of a ring; auto: chosen at each block
+    share_decoding: bool = True  # by the ranks, where a model's decoder can be; False: rank 0 decodes alone
     threads: int = 1  # of the denoiser; decoding and encoding have threads of their own
     nice: int = 10  # niceness of the computing threads; playout keeps its own
     kv_budget_bytes: int | None = None  # for the pages of all worlds together; None: what the worlds admitted need
@@ -58,15 +61,7 @@ class EngineConfig:
         _check("models", self.models, bool(self.models) and all(self.models), "at least one model name")
         _check("threads", self.threads, 1 <= self.threads <= 256, "1 to 256")
         _check("ranks", self.ranks, 1 <= self.ranks <= 256, "1 to 256")
-        for name in ("ulysses", "ring", "cfg"):
-            part = getattr(self, name)
-            fits = part is None or (part >= 1 and self.ranks % part == 0)
-            _check(name, part, fits, f"a number that divides the {self.ranks} ranks")
-        asked = (self.ulysses or 1) * (self.ring or 1) * (self.cfg or 1)
-        whole = asked == self.ranks if self.ulysses and self.ring else self.ranks % asked == 0
-        _check(
-            "ulysses x ring x cfg", asked, whole, f"{self.ranks}, the ranks, or a part of them where one is not given"
-        )
+        self._check_grid()
         _check("exchange", self.exchange, self.exchange in EXCHANGES, "one of " + ", ".join(EXCHANGES))
         _check("nice", self.nice, 0 <= self.nice <= 19, "0 to 19")
         budget = self.kv_budget_bytes
@@ -82,6 +77,15 @@ class EngineConfig:
         folder = self.weights_dir
         _check("weights_dir", folder, folder is None or folder.is_dir(), "an existing folder")
         _check("decoder", self.decoder, self.decoder in DECODERS, "one of " + ", ".join(DECODERS))
+
+    def _check_grid(self) -> None:
+        given = {name: n for name in ("ulysses", "ring", "pipeline", "cfg") if (n := getattr(self, name)) is not None}
+        divisor = f"a number that divides the {self.ranks} ranks"
+        for name, part in given.items():
+            _check(name, part, part >= 1 and self.ranks % part == 0, divisor)
+        product, whole = math.prod(given.values()), {"ulysses", "ring"} <= given.keys()
+        fits = product == self.ranks if whole else self.ranks % product == 0
+        _check(" x ".join(given), product, fits, f"{self.ranks}, the ranks" if whole else divisor)
 
     @classmethod
     def read(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> EngineConfig:
@@ -124,10 +128,13 @@ _CONVERTERS: dict[str, Callable[[str], Any]] = {
     "models": _names,
     "device": str,
     "ranks": int,
+    "torchrun": parse_bool,
     "ulysses": int,
     "ring": int,
+    "pipeline": int,
     "cfg": int,
     "exchange": str,
+    "share_decoding": parse_bool,
     "threads": int,
     "nice": int,
     "kv_budget_bytes": parse_bytes,
@@ -157,10 +164,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", dest="models", action="append", help="model to load (repeatable)")
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:1 …")
     parser.add_argument("--ranks", help="processes that share each world's computation")
+    parser.add_argument("--torchrun", help="whether torchrun has started this process and the other ranks")
     parser.add_argument("--ulysses", help="how many of them share heads; chosen by measurement where not given")
     parser.add_argument("--ring", help="how many of them share keys")
-    parser.add_argument("--cfg", help="groups of ranks, one for each branch of classifier-free guidance")
+    parser.add_argument("--pipeline", help="into how many teams of them blocks in flight are dealt out (MAGI-1)")
+    parser.add_argument("--cfg", help="teams of ranks, one for each branch of classifier-free guidance")
     parser.add_argument("--exchange", help="of a ring: " + ", ".join(EXCHANGES))
+    parser.add_argument("--share-decoding", help="whether ranks share decoding, where the decoder can be shared")
     parser.add_argument("--threads", help="threads of the denoiser")
     parser.add_argument("--nice", help="niceness of the computing threads")
     parser.add_argument("--kv-budget-bytes", help="bytes for all caches, as in 512m or 8g")

@@ -25,6 +25,4 @@ def decode(world: World, block: Block, name: str | None = None) -> Pictures:
     `name` is the world's in the profiler, where no span around this says it.
     """
     with span("decode", world=name, block=block.index):
-        pictures, state = world.model.decoder.decode(block.latents, block.conditioning, world.decoder_state)
-        world.decoder_state = state
-        return pictures.contiguous().cpu().numpy()
+        return world.show(block.latents, block.conditioning).contiguous().cpu().numpy()

@@ -54,6 +54,7 @@ class Decoded:
     decode_s: float = 0.0
     slack_s: float = 0.0  # until its first picture is due; negative when late
     error: str = ""
+    lost: ConnectionError | None = None  # with this rank, or one that shares its work: not this world's failure
 
 
 class Decoding:
@@ -103,7 +104,7 @@ class Decoding:
     def _run(self) -> None:
         set_niceness(self._niceness)
         torch.set_num_threads(self._threads)
-        with _own_stream():
+        with own_stream():
             while (job := self._jobs.get()) is not None:
                 self._results.append(self._decoded(job))
                 self._wake()
@@ -120,6 +121,8 @@ class Decoding:
             media_s = g.pictures_before(job.block.start) / g.fps
             shown = Pictures(job.block.index, media_s, list(pictures), job.early_s)
             return Decoded(job, len(pictures), pictures[:BURST], spent_s, self._playout.add(job.id, shown))
+        except ConnectionError as error:
+            return Decoded(job, lost=error)
         except Exception as error:  # a thread's main loop: the world fails, the thread goes on
             log.exception("world %s: block %d could not be decoded", job.id, job.block.index)
             return Decoded(job, error=f"{type(error).__name__}: {error}")
@@ -127,11 +130,11 @@ class Decoding:
             self._began_s = None
 
 
-def _own_stream() -> AbstractContextManager[object]:
-    """On an accelerator, a queue of its own: decoding must not wait behind the next block's steps."""
-    if not torch.cuda.is_available():
+def own_stream(device: torch.device | None = None) -> AbstractContextManager[object]:
+    """On an accelerator (the current one), a queue of its own: decoding must not wait behind the next block's steps."""
+    if not torch.cuda.is_available() or (device is not None and device.type != "cuda"):
         return nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
 def set_niceness(niceness: int) -> None:

@@ -100,8 +100,8 @@ def needs(preset: Preset, kv: str = "", *, tiny: bool = False) -> Needs:
         disk=sum(f.bytes for f in preset.files if tiny or f.part != "tiny_decoder"),
         network=s.parameters * BF16_BYTES,
         kv=(held + preset.recache_room(held)) * frame * (2 if isinstance(preset.sampler, Flow) else 1),
-        decoder=s.decoder_parameters * BF16_BYTES,
-        text_encoder=s.text_parameters * BF16_BYTES,
+        decoder=s.decoder_bytes(BF16_BYTES),
+        text_encoder=s.text_bytes(BF16_BYTES),
         working=tokens * (s.ffn_dim + 12 * s.dim) * BF16_BYTES,
     )
 

@@ -171,6 +171,8 @@ class Engine:
                 self._link.send(Refused(command.id, id, reason, bool(self._worlds), RETRY_AFTER_S))
                 return
             running = Running.open(id, wanted, self._config.journal_dir, command.continues)
+        except ConnectionError:  # a rank is lost, and with it all worlds
+            raise
         except (ValueError, RuntimeError, OSError) as error:  # a wrong spec; no memory; a journal that cannot be kept
             self._link.send(Refused(command.id, id, str(error)))
             return
@@ -204,6 +206,8 @@ class Engine:
                 self._link.send(applied)
         except ValueError as error:
             self._link.send(SignalRefused(command.id, command.world, str(error)))
+        except ConnectionError:
+            raise
         except Exception as error:  # a process's main loop: encoding failed half way, this world cannot go on
             log.exception("world %s failed at a signal", running.id)
             self._end(running.id, "failed", f"{type(error).__name__}: {error}")
@@ -269,8 +273,10 @@ class Engine:
         running.save()
 
     def _collect(self) -> None:
-        """What decoding and playout have finished, and what has failed there."""
+        """What decoding and playout have finished, and what has failed there. Raises what decoding has lost."""
         for result in self._decoding.results():
+            if result.lost is not None:
+                raise result.lost
             running = self._worlds.get(result.job.id)
             if running is None or running.world is not result.job.world:
                 continue  # closed meanwhile

@@ -52,9 +52,6 @@ def resume(world: World, path: Path) -> None:
     if (state["model"], state["spec"]) != (world.model.digest(), _origin(world)):
         raise SnapshotError(f"{path.name}: expected a world of the same model, seed and cache, got another's")
     world.restore(state)
-    for kept in world.kept:
-        conditioning = world.model.condition(kept.signals)
-        _, world.decoder_state = world.model.decoder.decode(kept.latents, conditioning, world.decoder_state)
 
 
 def _load(path: Path, device: torch.device) -> State:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.guidance import ALL_BRANCHES, Branching
 from engine.kvcache.cache import KVCache
-from engine.models import BlockModel, BlockSignals, State
+from engine.models import BlockModel, BlockSignals, Conditioning, State
 from engine.noise import Noise, stream
 from engine.protocol import ACTION_HOLD_S, ActionState, PromptChange, WorldSpec
 from engine.signals import ActionTrack, PromptTrack, PromptValue, SignalError, check_action
@@ -184,7 +184,10 @@ class World:
         }
 
     def restore(self, state: State) -> None:
-        """Become the world that `snapshot` was taken of; this one must be newly opened with the same spec."""
+        """Become the world that `snapshot` was taken of; this one must be newly opened with the same spec.
+
+        Where the decoder's memory was left out it is made again, from the blocks that are kept.
+        """
         self.block, self.start = state["position"]
         self.motion, self.extra = state["motion"], dict(state["extra"])
         for branch, cache in self.branches:
@@ -193,6 +196,13 @@ class World:
         self.prompts.switches = PromptTrack(self.model.encode, list(state["prompts"])).copy().switches
         self.actions.states = list(state["actions"])
         self.in_flight, self.decoder_state = copy.deepcopy((state["in_flight"], state["decoder"]))
+        for kept in self.kept if self.decoder_state is None else ():
+            self.show(kept.latents, self.model.condition(kept.signals))
+
+    def show(self, latents: Tensor, conditioning: Conditioning) -> Tensor:
+        """The pictures (N, H, W, 3) uint8 of a block; the decoder goes on from here. One thread at a time."""
+        pictures, self.decoder_state = self.model.decoder.decode(latents, conditioning, self.decoder_state)
+        return pictures
 
     def close(self) -> None:
         """Give back everything the world holds."""

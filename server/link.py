@@ -2,6 +2,8 @@
 
     start ──► Hello ──► events … ──► EOF / exit / silence ──► EngineDown ──► back-off ──► start …
 
+Where torchrun has started the ranks it starts them again, all of them: then the first engine is the last.
+
 Commands go out through `send`, which never waits: what is not yet written is bounded, and a command that does not fit
 is refused (or, where losing it does no harm, dropped). Events come in through `events`, an endless iterator for one
 reader; the socket's own buffers hold the engine back when that reader is slow.
@@ -86,6 +88,7 @@ class EngineLink:
         self.reason = ""
         self.hello: Hello | None = None
         self.restarts = 0
+        self.abandoned = False  # the engine is gone, and is not ours to start again
         self.rss_bytes = 0
 
     @property
@@ -121,6 +124,10 @@ class EngineLink:
                     async for event in life:
                         yield event
                 if self._stopping.is_set():
+                    return
+                if self._settings.torchrun:
+                    self.abandoned = True
+                    log.error("engine down: %s; torchrun is to start all ranks again", self.reason)
                     return
                 if asyncio.get_running_loop().time() - born_s > HEALTHY_S:
                     backoff_s = self._settings.backoff_s

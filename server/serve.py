@@ -1,5 +1,8 @@
 """`inferix serve`: runs the application until SIGTERM or SIGINT, ends it in order, exits 0.
 
+With --torchrun rank 0 serves, and every other rank becomes an engine that follows. When the engine is lost the server
+ends too, with 1, so that torchrun starts all of them again.
+
 Stopping takes at most the drain limit (10 s) for outputs and recordings, 3 s for requests and 5 s for the engine.
 """
 
@@ -7,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import socket
 import tempfile
@@ -33,6 +37,11 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._core = core
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether the engine is gone for good."""
+        return self._core.link.abandoned
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         for server in self.servers:
@@ -40,25 +49,31 @@ class DrainingServer(uvicorn.Server):
                 address = one.getsockname()
                 Console(stderr=True).print(f"Inferix is at [bold]http://{_shown(address[0])}:{address[1]}/[/bold]")
 
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self.abandoned
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._core.sessions.drain("the server stops")
         await super().shutdown(sockets=sockets)
 
 
 def run(args: argparse.Namespace) -> int:
-    with tempfile.TemporaryDirectory(prefix="inferix-worlds-") as worlds:
-        return _serve(args, worlds)
-
-
-def _serve(args: argparse.Namespace, worlds: str) -> int:
-    """Serve, with a folder where the engine keeps what its worlds go on from when it is lost."""
     try:
         settings = from_arguments(args)
-        extra = ("--journal-dir", worlds, *settings.engine.extra)
-        server = make_server(replace(settings, engine=replace(settings.engine, extra=extra)))
+        if settings.rank > 0:
+            command = settings.engine.argv(fd=0)  # which leads to no server
+            os.execv(command[0], command)
+        with tempfile.TemporaryDirectory(prefix="inferix-worlds-") as worlds:
+            return _serve(settings, worlds)
     except SettingsError as error:
         Console(stderr=True).print(f"cannot start: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 2
+
+
+def _serve(settings: Settings, worlds: str) -> int:
+    """Serve, with a folder where the engine keeps what its worlds go on from when it is lost."""
+    extra = ("--journal-dir", worlds, *settings.engine.extra)
+    server = make_server(replace(settings, engine=replace(settings.engine, extra=extra)))
     log_format = "%(asctime)s %(levelname).1s %(name)s %(message)s"
     logging.basicConfig(level=settings.log_level.upper(), format=log_format, force=True)
     quiet_others()
@@ -67,7 +82,7 @@ def _serve(args: argparse.Namespace, worlds: str) -> int:
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, _already_handled)  # uvicorn raises the signal again when it is done; we exit 0
     server.run()
-    return 0 if server.started else 1
+    return 0 if server.started and not server.abandoned else 1
 
 
 def quiet_others() -> None:

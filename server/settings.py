@@ -9,6 +9,7 @@ import argparse
 import ipaddress
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,8 +29,10 @@ class EngineSettings:
     device: str | None = None
     kv_budget_bytes: int | None = None
     ranks: int | None = None
+    torchrun: bool = False  # it has started the ranks, this server as rank 0, and starts them all again
     ulysses: int | None = None
     ring: int | None = None
+    pipeline: int | None = None
     cfg: int | None = None
     extra: tuple[str, ...] = ()
     nice: int = 10  # the event loop stays quick while the engine uses every core
@@ -44,10 +47,11 @@ class EngineSettings:
         argv = [*self.command, "--fd", str(fd)]
         for model in self.models:
             argv += ["--model", model]
-        for flag in ("device", "kv_budget_bytes", "ranks", "ulysses", "ring", "cfg"):
+        for flag in ("device", "kv_budget_bytes", "ranks", "ulysses", "ring", "pipeline", "cfg"):
             value = getattr(self, flag)
             if value is not None:
                 argv += [f"--{flag.replace('_', '-')}", str(value)]
+        argv += ["--torchrun", "on"] if self.torchrun else []
         return [*argv, *self.extra]
 
 
@@ -100,6 +104,7 @@ class Settings:
     rtmp_ca_file: Path | None = None
     drain_s: float = 10.0  # SIGTERM: for outputs and recordings to close
     log_level: str = "info"
+    rank: int = 0  # of this process, where torchrun has started it
 
     @property
     def listens_on_loopback_only(self) -> bool:
@@ -141,8 +146,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--connect-s", type=float, default=ice.connect_s, help="deadline for a viewer to connect")
     add("--device", help="given to the engine")
     add("--kv-budget-bytes", type=int, help="given to the engine")
-    for flag in ("--ranks", "--ulysses", "--ring", "--cfg"):
+    for flag in ("--ranks", "--ulysses", "--ring", "--pipeline", "--cfg"):
         add(flag, type=int, help="given to the engine")
+    add("--torchrun", action="store_true", help="torchrun has started this: rank 0 serves, the others follow")
     add("--engine-arg", action="append", default=[], metavar="ARG", help="given to the engine as it is (repeatable)")
     add("--engine-deadline-s", type=float, default=EngineSettings().deadline_s, help="silence after which it is killed")
     add("--log-level", choices=["debug", "info", "warning", "error"], default="info")
@@ -151,6 +157,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def from_arguments(args: argparse.Namespace, environment: dict[str, str] | None = None) -> Settings:
     """Settings from parsed arguments; raises SettingsError."""
     env = os.environ if environment is None else environment
+    rank, ranks = _torchrun(env) if args.torchrun else (0, args.ranks)
     settings = Settings(
         host=args.host,
         port=args.port,
@@ -158,9 +165,11 @@ def from_arguments(args: argparse.Namespace, environment: dict[str, str] | None 
             models=tuple(args.model),
             device=args.device,
             kv_budget_bytes=args.kv_budget_bytes,
-            ranks=args.ranks,
+            ranks=ranks,
+            torchrun=args.torchrun,
             ulysses=args.ulysses,
             ring=args.ring,
+            pipeline=args.pipeline,
             cfg=args.cfg,
             extra=tuple(args.engine_arg),
             deadline_s=args.engine_deadline_s,
@@ -182,6 +191,7 @@ def from_arguments(args: argparse.Namespace, environment: dict[str, str] | None 
         rtmp_allow=tuple(args.rtmp_allow),
         rtmp_ca_file=args.rtmp_ca_file,
         log_level=args.log_level,
+        rank=rank,
     )
     check(settings)
     return settings
@@ -203,6 +213,16 @@ def check(settings: Settings) -> None:
         raise SettingsError(f"--rtmp-ca-file: expected a readable file, got {str(settings.rtmp_ca_file)!r}")
     _check_ice(settings.ice)
     _check_positive(settings)
+
+
+def _torchrun(env: Mapping[str, str]) -> tuple[int, int]:
+    """(rank, ranks) as torchrun has told this process."""
+    try:
+        return int(env["RANK"]), int(env["WORLD_SIZE"])
+    except (KeyError, ValueError) as error:
+        raise SettingsError(
+            f"--torchrun: expected to be started by torchrun, with RANK and WORLD_SIZE; got {error}"
+        ) from error
 
 
 def _limits(args: argparse.Namespace) -> Limits:

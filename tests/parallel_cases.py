@@ -198,7 +198,7 @@ def cfg_bytes(mesh: Mesh, ranks: int, layout: Sequence[int]) -> list[int]:
     latents = Generator(model).next_block(open_one).latents
     counted = torch.tensor([mesh.sent_bytes["cfg"] - before], dtype=torch.int64)
     total = mesh.everyone.sum(counted, "count")
-    return [int(total), 2 * ranks * (layout[2] - 1) * latents.numel() * latents.element_size()]
+    return [int(total), 2 * ranks * (layout[3] - 1) * latents.numel() * latents.element_size()]
 
 
 def chosen(mesh: Mesh, ranks: int, layout: Sequence[int]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A group of four ranks that stays up for a whole test file and runs one case after another, each on some of them.
+"""A group of ranks, four as a rule, that stays up for a test file and runs case after case, each on some of them.
 
 Rank 0 is the process of the tests; the others wait for the name and the arguments of a case. Every rank runs the case
 on its own and compares what it gets with one rank's; the first complaint of any is raised in the test.
@@ -30,9 +30,9 @@ class Lab:
         self.group, self.mesh, self._cases = group, group.join(), cases
 
     @classmethod
-    def open(cls, cases: str) -> Lab:
+    def open(cls, cases: str, ranks: int = RANKS) -> Lab:
         """`cases`: the module whose functions are run, each given the mesh and the case's arguments."""
-        return cls(Group.start(RANKS, "tests.parallel_lab:serve", cases, patience_s=20), cases)
+        return cls(Group.start(ranks, "tests.parallel_lab:serve", cases, patience_s=20), cases)
 
     def run(self, case: str, ranks: int, **arguments: Any) -> object:
         """The result of rank 0. Raises AssertionError with what any rank has to say."""

@@ -26,6 +26,7 @@ from engine.models import (
     State,
     presets,
 )
+from engine.models.bands import even
 from engine.models.presets import LoadOptions, Preset
 from engine.protocol import ActionState, PromptChange, PromptMode, Signal, WorldSpec
 from engine.samplers import FewStep, Linear, Sampler
@@ -40,6 +41,20 @@ class ToyDecoder:
         mixed = (torch.cat([before, latents[:-1]]) + latents) / 2
         pictures = (mixed[:, :3].sigmoid() * 255).to(torch.uint8).permute(0, 2, 3, 1)
         return pictures.repeat_interleave(2, 0), latents[-1:].clone()
+
+    def bands(self, latent: LatentShape, parts: int) -> list[ToyBand]:
+        return [ToyBand(rows) for rows in even(latent.height, parts)]
+
+
+class ToyBand:
+    """A picture's row depends on that row of the latents alone."""
+
+    def __init__(self, rows: range) -> None:
+        self.rows = rows
+
+    def decode(self, latents: Tensor, state: State) -> tuple[Tensor, State]:
+        nothing = Conditioning(Prompt("", latents.new_zeros(1, 0, 1)))
+        return ToyDecoder().decode(latents[..., self.rows.start : self.rows.stop, :], nothing, state)
 
 
 @dataclass(eq=False)

@@ -101,7 +101,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=1, help="processes that share the computation, a GPU each on cuda")
     parser.add_argument("--ulysses", type=int, help="how many of them share heads (default: chosen by measurement)")
     parser.add_argument("--ring", type=int, help="how many of them share keys")
-    parser.add_argument("--cfg", type=int, help="groups of them, one for each branch of guidance (default: if it fits)")
+    parser.add_argument("--pipeline", type=int, help="into how many teams of them blocks in flight go (MAGI-1)")
+    parser.add_argument("--cfg", type=int, help="teams of them, one for each branch of guidance (default: if it fits)")
+    parser.add_argument(
+        "--share-decoding",
+        choices=("on", "off"),
+        default="on",
+        help="whether they share decoding, where the model's decoder can be shared (default: %(default)s)",
+    )
     parser.add_argument("--threads", type=int, help="threads torch computes with (default: torch's)")
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("world.mp4"), help="an .mp4 or .gif (default: world.mp4)"
@@ -193,7 +200,9 @@ class _Sums:
 
 
 def _generate(args: argparse.Namespace, console: Console) -> int:
-    request, wish = request_of(args), Wish(args.ranks, args.ulysses, args.ring, args.cfg)
+    request = request_of(args)
+    teams = {"pipeline": args.pipeline, "cfg": args.cfg}
+    wish = Wish(args.ranks, args.ulysses, args.ring, **teams, share_decoding=args.share_decoding == "on")
     request.check()
     _check_files(args)
     if args.frames_dir is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import suppress
+from dataclasses import replace
 
 import msgspec
 import torch
@@ -15,10 +16,11 @@ from engine.config import parse_bytes
 from engine.kvcache.policy import PolicyError
 from engine.models import presets
 from engine.models.presets import UnknownModel
-from engine.parallel.choose import strategies
+from engine.parallel.choose import grids
 from engine.parallel.memory import RankMemory, model_of, per_rank
 from engine.parallel.split import Layout, SplitError
 from engine.plan import Plan, PlanError, size
+from engine.recipe import sampler
 
 CURVE_POINTS, CURVE_ROWS = 48, 8
 BAD_INPUT = 2
@@ -105,18 +107,22 @@ def _ranks(plan: Plan, seconds: float, ranks: int) -> dict[Layout, list[RankMemo
         raise PlanError(f"ranks: expected at least 1, got {ranks}")
     model, dtype = model_of(plan.preset), torch.bfloat16 if plan.element_bytes == 2 else torch.float32
     frames, found = plan.held_frames(seconds), {}
-    for strategy in strategies(ranks, model.kv, model.heads):
-        found[strategy.layout] = per_rank(model, strategy.layout, plan.rule, dtype, frames)
+    branches = sampler(plan.preset).branches
+    for cfg in (n for n in {1, branches} if ranks % n == 0):
+        for grid in grids(ranks // cfg, model.kv, model.heads, pipeline=model.in_flight > 1):
+            layout = replace(grid, cfg=cfg)
+            found[layout] = per_rank(model, layout, plan.rule, dtype, frames, branches)
     return found
 
 
 def _print_ranks(console: Console, ranks: dict[Layout, list[RankMemory]]) -> None:
     if not ranks:
         return
-    table = Table("ranks", "weights", "cache", "activations", "together", title="the rank that needs most of each")
+    columns = ("ranks", "network", "encoders, decoder", "cache", "activations", "together")
+    table = Table(*columns, title="the rank that needs most of each")
     for layout, found in ranks.items():
         most = max(found, key=lambda memory: memory.total)
-        cells = (most.weights, most.cache, most.activations, most.total)
+        cells = (most.weights, most.beside, most.cache, most.activations, most.total)
         table.add_row(str(layout), *(size(count) for count in cells))
     console.print(table)
 

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from engine.kvcache.deal import Blocks, Deal
 from engine.kvcache.home import Home
 from engine.kvcache.latent import Projection
 from engine.kvcache.policy import Policy
@@ -108,6 +109,10 @@ class KVCache:
     def spread(self, context: Context) -> Context:
         """A context of this cache's world as its model is to see it: itself, unless the cache is a rank's share."""
         return context
+
+    def deal(self, blocks: Blocks) -> Deal:
+        """Which blocks of a call of staggered ones are computed here: all, unless the cache is a pipeline's."""
+        return Deal(blocks)
 
     # ------------------------------------------------------------------------------------------- reading
 

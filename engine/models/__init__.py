@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, Protocol, Self, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -200,6 +200,28 @@ class Decoder(Protocol):
 
         The state given is not changed, so a block can be decoded again.
         """
+        ...
+
+
+class Band(Protocol):
+    """Some rows of a decoder's pictures, made without the others: with a memory of its own, from latents alone."""
+
+    @property
+    def rows(self) -> range:
+        """Of the pictures."""
+        ...
+
+    def decode(self, latents: Tensor, state: State) -> tuple[Tensor, State]:
+        """As `Decoder.decode`: whole latent frames (F, C, H, W) -> (N, len(rows), W, 3) uint8 and the new state."""
+        ...
+
+
+@runtime_checkable
+class BandedDecoder(Decoder, Protocol):
+    """A decoder that several ranks can share. The bands of a picture, one below the other, are the picture."""
+
+    def bands(self, latent: LatentShape, parts: int) -> Sequence[Band]:
+        """`parts` bands of about the same height, or fewer where it cannot be cut into so many."""
         ...
 
 

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.layers.attention import Attention, sdpa
-from engine.models import Conditioning, State
+from engine.models import Conditioning, LatentShape, State
+from engine.models.bands import even
 
 LATENT_SCALE = 0.18215
 PIXEL_HALF_RANGE = 127.5
@@ -201,8 +202,8 @@ class MagiVAE(nn.Module):
         patches = [n // p for n, p in zip(sizes, self.config.patch, strict=True)]
         return tiled(mean, video, sizes, patches, self.tiling.overlap, against_blended=True)
 
-    def decode_video(self, latents: Tensor, *, single: bool = True) -> Tensor:
-        """(N, z, t, h, w) -> (N, 3, T, H, W), not clamped.
+    def decode_video(self, latents: Tensor, *, single: bool = True, rows: range | None = None) -> Tensor:
+        """(N, z, t, h, w) -> (N, 3, T, H, W), not clamped. `rows` of tiles, where not all are wanted.
 
         With `single` a tile of one latent frame gives one picture, as in the published program (the last tile of a
         longer clip too); without, as many as any latent frame.
@@ -217,7 +218,7 @@ class MagiVAE(nn.Module):
         video = [n * p for n, p in zip(latents.shape[2:], self.config.patch, strict=True)]
         sizes = self._tile(torch.Size([0, 0, *video]), self.config.patch)
         patches = [n // p for n, p in zip(sizes, self.config.patch, strict=True)]
-        return tiled(run, latents, patches, sizes, self.tiling.overlap, against_blended=False)
+        return tiled(run, latents, patches, sizes, self.tiling.overlap, against_blended=False, rows=rows)
 
     def encode(self, pictures: Tensor) -> Tensor:
         """(N, H, W, 3) uint8, N = 1 or a multiple of 4 -> latents (F, C, H, W) as the transformer knows them."""
@@ -226,8 +227,21 @@ class MagiVAE(nn.Module):
 
     def decode(self, latents: Tensor, conditioning: Conditioning, state: State) -> tuple[Tensor, State]:
         """(F, C, H, W) -> (4 F, H, W, 3) uint8; there is no state."""
-        video = self.decode_video(latents.to(self._dtype).transpose(0, 1)[None] / LATENT_SCALE, single=False)[0]
-        return to_pictures(video), None
+        return self.pictures(latents), None
+
+    def bands(self, latent: LatentShape, parts: int) -> list[MagiBand]:
+        """Of whole tiles: not more than there are one below the other; one where pictures are decoded in one piece."""
+        height = latent.height * self.config.patch_size
+        size, overlap = (None, 0.0) if self.tiling is None else (self.tiling.size[1], self.tiling.overlap[1])
+        tile = height if size is None else size
+        stride = tile - int(tile * overlap)
+        found = even(math.ceil(height / stride), parts)
+        return [MagiBand(self, tiles, range(tiles.start * stride, min(tiles.stop * stride, height))) for tiles in found]
+
+    def pictures(self, latents: Tensor, rows: range | None = None) -> Tensor:
+        """(F, C, H, W) -> (4 F, H, W, 3) uint8, or of `rows` of tiles."""
+        z = latents.to(self._dtype).transpose(0, 1)[None] / LATENT_SCALE
+        return to_pictures(self.decode_video(z, single=False, rows=rows)[0])
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -244,6 +258,17 @@ class MagiVAE(nn.Module):
         return sizes
 
 
+class MagiBand:
+    """Some rows of tiles. The tiles above them, which are blended into the first, are run here too."""
+
+    def __init__(self, vae: MagiVAE, tiles: range, rows: range) -> None:
+        self._vae, self._tiles, self.rows = vae, tiles, rows
+
+    def decode(self, latents: Tensor, state: State) -> tuple[Tensor, State]:
+        """(F, C, H, W) -> (4 F, rows, W, 3) uint8; there is no state."""
+        return self._vae.pictures(latents, self._tiles), None
+
+
 def to_pictures(video: Tensor) -> Tensor:
     """(3, T, H, W) in [-1, 1] -> (T, H, W, 3) uint8, clamped and truncated."""
     return (video.float() * PIXEL_HALF_RANGE + PIXEL_HALF_RANGE).clamp(0, 255).to(torch.uint8).permute(1, 2, 3, 0)
@@ -257,20 +282,26 @@ def tiled(
     overlap: tuple[float, float, float],
     *,
     against_blended: bool,
+    rows: range | None = None,
 ) -> Tensor:
     """Run x (N, C, T, H, W) tile by tile: each result is blended into its predecessors, cropped, and joined.
 
     `tile` and `out_tile` are one tile's size going in and coming out. A tile is blended with its predecessors as they
-    came out or, `against_blended`, as they are after their own blending.
+    came out or, `against_blended`, as they are after their own blending. Of `rows` of tiles alone: those before the
+    first are run to be blended in, which does `against_blended` no justice.
     """
+    assert rows is None or not against_blended
     strides = [max(1, int(n * (1 - part))) for n, part in zip(tile, overlap, strict=True)]
     blends = [int(n * part) for n, part in zip(out_tile, overlap, strict=True)]
-    counts = [math.ceil(n / s) for n, s in zip(x.shape[2:], strides, strict=True)]
+    times, rows_there, columns = (range(math.ceil(n / s)) for n, s in zip(x.shape[2:], strides, strict=True))
+    rows = rows_there if rows is None else rows
     raw: dict[tuple[int, ...], Tensor] = {}
     done: dict[tuple[int, ...], Tensor] = {}
-    for at in product(*map(range, counts)):
+    for at in product(times, range(max(0, rows.start - 1), rows.stop), columns):
         window = [(i * s, i * s + n) for i, s, n in zip(at, strides, tile, strict=True)]
         raw[at] = run(_cut(x, window))
+        if at[1] < rows.start:
+            continue
         new = raw[at]
         for axis in range(3):
             if at[axis]:
@@ -278,19 +309,14 @@ def tiled(
                 new = blend(raw[before], new, axis - 3, blends[axis])
         raw[at] = new if against_blended else raw[at]
         done[at] = _cut(new, [(0, n - b) for n, b in zip(out_tile, blends, strict=True)])
-    return _join(done, counts)
+    return torch.cat(
+        [torch.cat([torch.cat([done[t, r, c] for c in columns], -1) for r in rows], -2) for t in times], -3
+    )
 
 
 def _cut(x: Tensor, window: list[tuple[int, int]]) -> Tensor:
     t, h, w = (slice(*bounds) for bounds in window)
     return x[:, :, t, h, w]
-
-
-def _join(tiles: dict[tuple[int, ...], Tensor], counts: list[int]) -> Tensor:
-    times, rows, columns = map(range, counts)
-    return torch.cat(
-        [torch.cat([torch.cat([tiles[t, r, c] for c in columns], -1) for r in rows], -2) for t in times], -3
-    )
 
 
 def blend(before: Tensor, new: Tensor, axis: int, width: int) -> Tensor:

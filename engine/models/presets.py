@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -84,8 +84,18 @@ class Sizes:
     tokens_per_frame: int
     dim: int
     ffn_dim: int
-    decoder_parameters: int = 0
+    decoder_parameters: int = 0  # of the whole autoencoder, which worlds also start through
     text_parameters: int = 0
+    image_parameters: int = 0
+    decoder_item: int | None = None  # bytes of a parameter; None: as many as of the network's
+    text_item: int | None = None
+
+    def decoder_bytes(self, item: int) -> int:
+        """With `item` bytes to a parameter of the network."""
+        return self.decoder_parameters * (self.decoder_item or item)
+
+    def text_bytes(self, item: int) -> int:
+        return self.text_parameters * (self.text_item or item)
 
 
 @dataclass(frozen=True)
@@ -158,9 +168,9 @@ def load(name: str, options: LoadOptions) -> BlockModel:
 
 # ----------------------------------------------------------------------------------------------------- Wan2.1
 
-_WAN_1_3B = Sizes(1_418_996_800, 30, 12, 128, 1560, 1536, 8960, 126_892_531, 5_680_910_336)
-_WAN_14B = Sizes(14_288_491_584, 40, 40, 128, 1560, 5120, 13824, 126_892_531, 5_680_910_336)
-_WAN_I2V = Sizes(16_394_878_784, 40, 40, 128, 1560, 5120, 13824, 126_892_531, 5_680_910_336)
+_WAN_1_3B = Sizes(1_418_996_800, 30, 12, 128, 1560, 1536, 8960, 126_892_531, 5_680_910_336, text_item=2)
+_WAN_14B = Sizes(14_288_491_584, 40, 40, 128, 1560, 5120, 13824, 126_892_531, 5_680_910_336, text_item=2)
+_WAN_I2V = replace(_WAN_14B, parameters=16_394_878_784, image_parameters=632_076_800)
 
 TINY_DECODER = File("tiny_decoder", "madebyollin/taehv", "taew2_1.pth", 22_600_000)
 _BASE = "Wan-AI/Wan2.1-T2V-1.3B"
@@ -305,8 +315,8 @@ _ROWS = (
 MAGI_REPOSITORY = "sand-ai/MAGI-1"
 _T5 = 4_762_310_656
 _VAE = 613_800_000
-_MAGI_4B = Sizes(4_459_898_128, 34, 8, 128, 2025, 3072, 12288, _VAE, _T5)
-_MAGI_24B = Sizes(23_899_281_936, 48, 8, 128, 3600, 6144, 16384, _VAE, _T5)
+_MAGI_4B = Sizes(4_459_898_128, 34, 8, 128, 2025, 3072, 12288, _VAE, _T5, decoder_item=4, text_item=4)
+_MAGI_24B = Sizes(23_899_281_936, 48, 8, 128, 3600, 6144, 16384, _VAE, _T5, decoder_item=4, text_item=4)
 
 
 def _magi(name: str, about: str, folder: str, architecture: str, plan: Plan, file_bytes: int) -> Preset:

@@ -12,10 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.models import Conditioning, State
+from engine.models import Conditioning, LatentShape, State
+from engine.models.bands import crops, even, scaled
 
 WIDTHS = (256, 128, 64, 64)
 GROWTH = (1, 2, 2)  # pictures made of each frame at each level
+REACHES = (10, 10, 10, 2)  # rows that the 3 x 3 convolutions of each level reach together
 
 
 def conv(inputs: int, outputs: int, *, bias: bool = True) -> nn.Conv2d:
@@ -73,17 +75,26 @@ class Taehv(nn.Module):
             layers += [nn.Upsample(scale_factor=2), Grow(width, factor), conv(width, narrower, bias=False)]
         self.decoder = nn.Sequential(*layers, nn.ReLU(), conv(widths[-1], 3))
 
-    def decode(self, latents: Tensor, state: list[Tensor] | None = None) -> tuple[Tensor, list[Tensor]]:
-        """(F, C, h, w) -> pictures (N, 3, 8 h, 8 w) in [0, 1] and the new state."""
+    def decode(
+        self, latents: Tensor, state: list[Tensor] | None = None, crops: Sequence[slice] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
+        """(F, C, h, w) -> pictures (N, 3, 8 h, 8 w) in [0, 1] and the new state.
+
+        `crops`: the rows to go on with at the start and after each doubling, and those of the result.
+        """
         memory: Iterator[Tensor] | None = iter(state) if state is not None else None
+        left = iter(crops or [slice(None)] * (len(REACHES) + 1))
         kept: list[Tensor] = []
-        x = latents
+        x = latents[..., next(left), :]
         for layer in self.decoder:
             if isinstance(layer, MemoryBlock):
                 x, last = layer(x, torch.zeros_like(x[:1]) if memory is None else next(memory))
                 kept.append(last)
             else:
                 x = layer(x)
+            if isinstance(layer, nn.Upsample):
+                x = x[..., next(left), :]
+        x = x[..., next(left), :]
         unseen = 0 if memory is not None else GROWTH[0] * GROWTH[1] * GROWTH[2] - 1  # the first latent is one picture
         return x[unseen:].clamp(0, 1), kept
 
@@ -101,6 +112,21 @@ def fitted(net: Taehv, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+class TaehvBand:
+    """Some rows of a world's pictures: nothing reaches far, so a band is the same as in a picture decoded at once."""
+
+    def __init__(self, net: Taehv, rows: range, height: int) -> None:
+        """`rows` of the `height` of a latent."""
+        cell = 2 ** len(GROWTH)
+        self._net, self.rows = net, scaled(rows, cell)
+        self._crops = crops(REACHES, self.rows, height * cell)
+
+    @torch.inference_mode()
+    def decode(self, latents: Tensor, state: State) -> tuple[Tensor, State]:
+        """(F, C, H, W) -> (N, rows, 8 W, 3) uint8."""
+        return _decoded(self._net, latents, state, self._crops)
+
+
 class TaehvDecoder:
     """The streaming decoder of a world, tiny."""
 
@@ -110,6 +136,13 @@ class TaehvDecoder:
     @torch.inference_mode()
     def decode(self, latents: Tensor, conditioning: Conditioning, state: State) -> tuple[Tensor, State]:
         """(F, C, H, W) -> (N, 8 H, 8 W, 3) uint8."""
-        weight = next(self._net.parameters())
-        pictures, state = self._net.decode(latents.to(weight.device, weight.dtype), state)
-        return (pictures.float() * 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous(), state
+        return _decoded(self._net, latents, state)
+
+    def bands(self, latent: LatentShape, parts: int) -> list[TaehvBand]:
+        return [TaehvBand(self._net, rows, latent.height) for rows in even(latent.height, parts)]
+
+
+def _decoded(net: Taehv, latents: Tensor, state: State, crops: Sequence[slice] = ()) -> tuple[Tensor, State]:
+    weight = next(net.parameters())
+    pictures, state = net.decode(latents.to(weight.device, weight.dtype), state, crops)
+    return (pictures.float() * 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous(), state

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.models import Conditioning, State
+from engine.models import Conditioning, LatentShape, State
+from engine.models.bands import crops, even, scaled
 
 MEAN = (
     *(-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508),
@@ -258,10 +259,18 @@ class Decoder(Coder):
                 layers.append(Up(outputs, time=up_time[level]))
         self.upsamples = nn.ModuleList(layers)
         self.head = head(widths[-1], 3)
+        by_level = [2 * (config.num_res_blocks + 1)] * len(config.dim_mult)
+        self.reaches = (*by_level[:-1], by_level[-1] + 1)  # rows, after the middle; the head is of the last level
 
-    def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        x = self._run(self.middle, streamed(self.conv1, x, memory), memory)
-        return self._finish(self._run(self.upsamples, x, memory), memory)
+    def forward(self, x: Tensor, memory: Memory, crops: Sequence[slice] = ()) -> Tensor:
+        """`crops`: the rows to go on with after the middle and after each step up, and those of the result."""
+        left = iter(crops or [slice(None)] * (len(self.reaches) + 1))
+        x = self._run(self.middle, streamed(self.conv1, x, memory), memory)[..., next(left), :]
+        for layer in self.upsamples:
+            x = layer(x, memory)
+            if isinstance(layer, Up):
+                x = x[..., next(left), :]
+        return self._finish(x, memory)[..., next(left), :]
 
 
 class WanVae(nn.Module):
@@ -294,17 +303,19 @@ class WanVae(nn.Module):
             state = memory.next
         return torch.cat(out, dim=2)
 
-    def decode(self, latents: Tensor, state: list[Tensor] | None = None) -> tuple[Tensor, list[Tensor]]:
+    def decode(
+        self, latents: Tensor, state: list[Tensor] | None = None, crops: Sequence[slice] = ()
+    ) -> tuple[Tensor, list[Tensor]]:
         """Normalised latents (B, C, F, h, w) -> pictures (B, 3, N, 8 h, 8 w), not yet clamped, and the new state.
 
         The first latent of a stream gives one picture, each later one four. One latent goes through at a time: the
-        result does not depend on how a stream is cut, and memory does not grow with the block.
+        result does not depend on how a stream is cut, and memory does not grow with the block. `crops`: see `WanBand`.
         """
         z = self.conv2(latents * self.std.to(latents) + self.mean.to(latents))
         out = []
         for i in range(z.shape[2]):
             memory = Memory(state)
-            out.append(self.decoder(z[:, :, i : i + 1], memory))
+            out.append(self.decoder(z[:, :, i : i + 1], memory, crops))
             state = memory.next
         assert state is not None
         return torch.cat(out, dim=2), state
@@ -321,6 +332,27 @@ def to_pictures(video: Tensor) -> Tensor:
     return ((video.clamp(-1, 1) * 0.5 + 0.5) * 255).to(torch.uint8).permute(1, 2, 3, 0).contiguous()
 
 
+class WanBand:
+    """Some rows of a world's pictures.
+
+    Attention in the middle of the decoder sees all rows, so all bands run what comes before it and the middle itself in
+    whole: about 2 % of the work. After it, a band is made of the rows that it depends on and no others, so it is the
+    same as in a picture decoded at once. At the published sizes it begins with 13 latent rows around its own and
+    enters the last level, at the size of the pictures, with 7 of those.
+    """
+
+    def __init__(self, vae: WanVae, rows: range, height: int) -> None:
+        """`rows` of the `height` of a latent."""
+        cell = vae.config.pixels_per_cell
+        self._vae, self.rows = vae, scaled(rows, cell)
+        self._crops = crops(vae.decoder.reaches, self.rows, height * cell, after=1)  # `Up` ends with a convolution
+
+    @torch.inference_mode()
+    def decode(self, latents: Tensor, state: State) -> tuple[Tensor, State]:
+        """(F, C, H, W) -> (N, rows, 8 W, 3) uint8."""
+        return _decoded(self._vae, latents, state, self._crops)
+
+
 class WanDecoder:
     """The streaming decoder of a world."""
 
@@ -330,10 +362,17 @@ class WanDecoder:
     @torch.inference_mode()
     def decode(self, latents: Tensor, conditioning: Conditioning, state: State) -> tuple[Tensor, State]:
         """(F, C, H, W) -> (N, 8 H, 8 W, 3) uint8."""
-        weight = self._vae.conv2.weight
-        z = latents.to(weight.device, weight.dtype).transpose(0, 1)[None]
-        video, state = self._vae.decode(z, state)
-        return to_pictures(video[0].float()), state
+        return _decoded(self._vae, latents, state)
+
+    def bands(self, latent: LatentShape, parts: int) -> list[WanBand]:
+        return [WanBand(self._vae, rows, latent.height) for rows in even(latent.height, parts)]
+
+
+def _decoded(vae: WanVae, latents: Tensor, state: State, crops: Sequence[slice] = ()) -> tuple[Tensor, State]:
+    weight = vae.conv2.weight
+    z = latents.to(weight.device, weight.dtype).transpose(0, 1)[None]
+    video, state = vae.decode(z, state, crops)
+    return to_pictures(video[0].float()), state
 
 
 class WanEncoder:

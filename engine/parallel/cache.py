@@ -5,7 +5,8 @@
     cache = spread.cache(pool, policy, frames_per_block)        # in place of KVCache(pool, policy, frames_per_block)
 
 Policies, pages, slots and eviction are those of `KVCache`: they speak of frames, and every rank holds a part of each
-frame. A snapshot is of the whole cache, gathered from all ranks: it can be resumed on another number of them.
+frame. In a pipeline each team has all pages of a world, and only blocks in flight are dealt out. A snapshot is of the
+whole cache, gathered from all ranks of a team: it can be resumed on another number of them.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from torch import Tensor
 
 from engine.guidance import ALL_BRANCHES, Branching
 from engine.kvcache.cache import KVCache
+from engine.kvcache.deal import Blocks, Deal
 from engine.kvcache.policy import Policy
 from engine.kvcache.pool import PagePool
 from engine.kvcache.staged import Shelf, StagedBlock
 from engine.layers.attention import Attention, sdpa
 from engine.models import Context, Expand, KVGeometry, Rotate
 from engine.parallel.choose import UNMEASURED, Chooser, Machine, Mode, Strategy, of_layout
+from engine.parallel.deal import Dealt
 from engine.parallel.guidance import SharedBranches
 from engine.parallel.mesh import Axis, Grid, as_bytes
+from engine.parallel.pipeline import PipelineDeal
 from engine.parallel.ring import RingAttention
 from engine.parallel.split import Layout, Split, SplitError
 from engine.parallel.ulysses import HeadExchange
@@ -39,24 +43,27 @@ class Spread:
     exchange: HeadExchange
     machine: Machine | None  # None: `mode` is fixed
     mode: Mode | None
+    beside: float = 0.0  # of a layer's work in a pipeline, that beside attention: as much as so many frames of keys
 
     @classmethod
-    def over(cls, grid: Grid, kv: KVGeometry, machine: Machine | None = None, mode: Mode | None = None) -> Self:
+    def over(
+        cls,
+        grid: Grid,
+        kv: KVGeometry,
+        machine: Machine | None = None,
+        mode: Mode | None = None,
+        beside: float = 0.0,
+    ) -> Self:
         """Raises SplitError where ranks, tokens and heads do not go together."""
         if mode is None and machine is None:
             raise SplitError("ring: expected a mode, or a measured machine to choose one by; got neither")
-        return cls(HeadExchange(grid, Split(grid.layout, grid.everyone.index, kv)), machine, mode)
+        split = Split(grid.layout.team, grid.everyone.index, kv)
+        return cls(HeadExchange(grid, split), machine, mode, beside)
 
     @property
     def kv(self) -> KVGeometry:
         """What a latent frame puts into this rank's cache."""
         return self.exchange.split.local_kv
-
-    @property
-    def branching(self) -> Branching:
-        """Which branches of guidance are this rank's."""
-        grid = self.exchange.grid
-        return SharedBranches(grid.cfg) if grid.layout.cfg > 1 else ALL_BRANCHES
 
     def cache(
         self,
@@ -70,7 +77,20 @@ class Spread:
         assert pool.format.geometry == self.kv, "the pool holds this rank's share of a page"
         split, ring = self.exchange.split, self.exchange.grid.ring
         backend = RingAttention(ring, split, self._chooser(ring.size)) if ring.size > 1 else attend
-        return ParallelCache(pool, policy, frames_per_block, backend, shelf, self.exchange)
+        return ParallelCache(pool, policy, frames_per_block, backend, shelf, self)
+
+    def deal(self, blocks: Blocks) -> Deal:
+        """Which blocks of a call of staggered ones this rank computes."""
+        grid = self.exchange.grid
+        if grid.layout.pipeline == 1:
+            return Deal(blocks)
+        return PipelineDeal(grid.teams, Dealt.over(grid.teams.size, blocks, self.beside), self.kv.layers)
+
+    @property
+    def branching(self) -> Branching:
+        """Which branches of guidance are this rank's."""
+        grid = self.exchange.grid
+        return SharedBranches(grid.teams) if grid.layout.cfg > 1 else ALL_BRANCHES
 
     def _chooser(self, ranks: int) -> Chooser:
         """Of one ring's mode: what a Ulysses group around it costs is the same in both."""
@@ -89,13 +109,17 @@ class ParallelCache(KVCache):
         frames_per_block: int,
         attend: Attention,
         shelf: Shelf | None,
-        exchange: HeadExchange,
+        spread: Spread,
     ) -> None:
         super().__init__(pool, policy, frames_per_block, attend, shelf)
-        self.exchange = exchange
+        self.exchange = spread.exchange
+        self._spread = spread
 
     def spread(self, context: Context) -> Context:
         return SpreadContext(context, self.exchange)
+
+    def deal(self, blocks: Blocks) -> Deal:
+        return self._spread.deal(blocks)
 
     def snapshot(self) -> dict[str, Tensor]:
         """The whole cache, the same on every rank; all ranks must ask for it. Raises SplitError if it has no whole."""

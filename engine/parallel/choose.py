@@ -12,7 +12,8 @@ as far as a transfer moves beside one, at `overlap` of its speed: hop(p, x) = ma
 
 Each term is that of the rank with the largest share. A choice changes only when another promises to save more than
 `MARGIN` of what the present one costs, so it costs at most 1 / (1 - MARGIN) of the best and does not flap. The numbers
-are the same on every rank (probe.py), so every rank comes to the same choice by itself. Knows no torch.
+are the same on every rank (probe.py), so every rank comes to the same choice by itself. Whether blocks in flight are
+better dealt out is counted with these in passes.py. Knows no torch.
 """
 
 from __future__ import annotations
@@ -85,12 +86,17 @@ class Choice:
     reason: str
 
 
-def strategies(ranks: int, kv: KVGeometry, heads: int) -> list[Strategy]:
-    """Every strategy that these ranks, tokens and heads allow."""
-    found = [s for layout in layouts(ranks) for s in of_layout(layout) if _fits(layout, kv, heads)]
+def grids(ranks: int, kv: KVGeometry, heads: int, *, pipeline: bool = False) -> list[Layout]:
+    """Every layout that these ranks, tokens and heads allow, those of a `pipeline` too where that is wanted."""
+    found = [each for each in layouts(ranks, pipeline=pipeline) if _fits(each.team, kv, heads)]
     if not found:
         raise SplitError(f"ranks: expected at most {kv.tokens}, the tokens of a latent frame; got {ranks}")
     return found
+
+
+def strategies(ranks: int, kv: KVGeometry, heads: int) -> list[Strategy]:
+    """Every strategy for a call that these ranks share."""
+    return [s for layout in grids(ranks, kv, heads) for s in of_layout(layout)]
 
 
 def of_layout(layout: Layout) -> list[Strategy]:
@@ -99,15 +105,32 @@ def of_layout(layout: Layout) -> list[Strategy]:
 
 def predict(strategy: Strategy, call: Call, machine: Machine) -> float:
     """Seconds of one call in one layer."""
+    return exchanged(strategy.layout, call, machine) + attended(strategy, call, machine)
+
+
+def exchanged(layout: Layout, call: Call, machine: Machine) -> float:
+    """Of that, the all-to-alls: of the group that holds most, as long as the rank takes that sends or receives most."""
+    if layout.ulysses == 1:
+        return 0.0
+    split = Split(layout, 0, call.kv)
+    tokens = [len(split.tokens[rank]) for rank in layout.ulysses_group(0)]
+    queries = [len(s) for s in split.q_heads(call.heads)]
+    there = [q + 2 * len(s) for q, s in zip(queries, split.kv_heads, strict=True)]  # heads that come to a rank
+    most = sum(_most(tokens, heads) for heads in (there, queries))  # the way back is the way there, the other way round
+    row = call.q_frames * call.kv.head_dim * call.item_bytes
+    return 2 * machine.collective_s + most * row / machine.collective_bandwidth
+
+
+def attended(strategy: Strategy, call: Call, machine: Machine) -> float:
+    """Of that, attention itself, with the ring around it."""
     n, split = strategy.layout.ring, Split(strategy.layout, 0, call.kv)  # rank 0 has one token more, if any has
     chunk = len(split.chunk)  # tokens of a latent frame
     heads, kv_heads = max(map(len, split.q_heads(call.heads))), max(map(len, split.kv_heads))
-    seconds = _ulysses(call, machine, split) if strategy.layout.ulysses > 1 else 0.0
     p = machine.call_s + 4 * (call.q_frames * chunk) * (call.kv_frames * chunk) * heads * call.kv.head_dim / (
         machine.attention_rate
     )
     if n == 1:
-        return seconds + p
+        return p
     row = call.kv.head_dim * call.item_bytes
     merge = 2 * n * call.q_frames * chunk * heads * row / machine.merge_rate
     if strategy.mode == "pass-kv":
@@ -115,7 +138,7 @@ def predict(strategy: Strategy, call: Call, machine: Machine) -> float:
     else:
         rows = call.q_frames * chunk * heads
         ring = _pass_q(machine, n, p, (rows * row, rows * (row + LSE_BYTES)))
-    return seconds + ring + merge
+    return ring + merge
 
 
 def sent_bytes(strategy: Strategy, call: Call) -> int:
@@ -195,38 +218,27 @@ def _fits(layout: Layout, kv: KVGeometry, heads: int) -> bool:
     return layout.ulysses <= heads and layout.ranks <= kv.tokens
 
 
-def _ulysses(call: Call, machine: Machine, split: Split) -> float:
-    """Two all-to-alls of the group that holds most, as long as the rank takes that sends or receives most."""
-    group = split.layout.ulysses_group(0)
-    tokens = [len(split.tokens[rank]) for rank in group]
-    queries = [len(s) for s in split.q_heads(call.heads)]
-    there = [q + 2 * len(s) for q, s in zip(queries, split.kv_heads, strict=True)]  # heads that come to a rank
-    most = sum(_most(tokens, heads) for heads in (there, queries))  # the way back is the way there, the other way round
-    row = call.q_frames * call.kv.head_dim * call.item_bytes
-    return 2 * machine.collective_s + most * row / machine.collective_bandwidth
-
-
 def _most(tokens: Sequence[int], heads: Sequence[int]) -> int:
     """The most that a rank sends or receives when each gets its heads of all others' tokens."""
     return max(max(t * (sum(heads) - h), (sum(tokens) - t) * h) for t, h in zip(tokens, heads, strict=True))
 
 
 def _pass_kv(machine: Machine, n: int, product: float, shard: int) -> float:
-    return (n - 1) * _hop(machine, product, _message(machine, shard)) + product
+    return (n - 1) * hop(machine, product, message(machine, shard)) + product
 
 
 def _pass_q(machine: Machine, n: int, product: float, sizes: tuple[int, int]) -> float:
-    queries, result = (_message(machine, size) for size in sizes)
+    queries, result = (message(machine, size) for size in sizes)
     seconds = 0.0
-    for hop in range(n):
-        link = (queries if hop + 1 < n else 0.0) + (result if hop >= 2 else 0.0)
-        seconds += _hop(machine, product, link)
+    for i in range(n):
+        link = (queries if i + 1 < n else 0.0) + (result if i >= 2 else 0.0)
+        seconds += hop(machine, product, link)
     return seconds + result
 
 
-def _hop(machine: Machine, product: float, transfer: float) -> float:
+def hop(machine: Machine, product: float, transfer: float) -> float:
     return max(product, transfer + (1 - machine.overlap) * product)
 
 
-def _message(machine: Machine, size: int) -> float:
+def message(machine: Machine, size: int) -> float:
     return machine.latency_s + size / machine.bandwidth

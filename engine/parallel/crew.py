@@ -26,6 +26,7 @@ from engine.parallel.launch import Group, RankLost
 from engine.parallel.mesh import ExchangeFailed, Mesh
 from engine.parallel.plan import (
     Acted,
+    Beat,
     CloseWorld,
     End,
     ForkWorld,
@@ -145,9 +146,10 @@ class LedWorld(World):
     def snapshot(self) -> State:
         self.crew.tell(Snapshot(self.number))
         with self.crew.guarded():
-            return super().snapshot()
+            return super().snapshot() | {"decoder": None}  # parts of it may lie on other ranks
 
     def restore(self, state: State) -> None:
+        state = state | {"decoder": None}  # of other bands than this group's, if of bands at all
         self.crew.tell(Restore(self.number, packed(state)))
         super().restore(state)
 
@@ -229,6 +231,8 @@ class Follower:
                 self._worlds[number].restore(unpacked(state))
             case CloseWorld(number):
                 self._worlds.pop(number).close()
+            case Beat():
+                pass
 
     def _make(self, order: MakeBlocks) -> None:
         worlds = [self._worlds[number] for number in order.worlds]

@@ -1,6 +1,6 @@
 """The branches of classifier-free guidance on ranks of their own (CFG parallel).
 
-    rank = branch * (ulysses x ring) + rank within the branch
+    rank = branch * (ulysses x ring) + rank within the team
 
 Each branch has its own past, so its cache is on its own ranks only: half the pages, half the rows of a pass, and no
 exchange but one: after each step every rank sends the flow that its branch has found to the same rank of the other

@@ -9,7 +9,7 @@ Each started rank sends a beat with the number of exchanges it has begun. One wh
 that is silent for `patience_s` hangs; when all are alive and an exchange still does not come about within twice that,
 the rank that has begun the fewest is the one the others wait for. Then all are killed and the rank is named. A rank
 whose parent is gone ends itself (rank.py). Ranks on several machines are torchrun's to start and to watch: see
-`Meeting.from_torchrun`.
+torchrun.py.
 """
 
 from __future__ import annotations

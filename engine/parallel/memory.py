@@ -1,13 +1,17 @@
 """Bytes that one rank needs, by formula, before anything is allocated: weights, cache, activations.
 
-    weights       all of them, on every rank: parameters x bytes
-    cache         pages of the rank's tokens and heads: see `Split.local_kv`; about 1 / ranks of the whole
+    weights       of the network, all of them on every rank: parameters x e
+    beside it     text encoder, autoencoder and picture encoder, where the preset has them: every rank encodes prompts
+                  for itself, and has the autoencoder to start worlds with and to decode its band of the pictures
+    cache         pages of the rank's tokens and heads: see `Split.local_kv`; about 1 / ranks of the whole, or of its
+                  team's ranks in a pipeline; with a team for each branch of guidance, of one branch
     activations   at the widest place of a layer: t tokens of the rank's share in b rows, D wide, M in the feed-forward
                   net; queries, keys, values and result of attention over its chunk and heads; what is in transit
 
-        layer       b F t (4 D + max(3 D, M)) e
+        layer       b F t (4 D + max(3 D, M)) e    F frames of a block, b of them: those in flight of a team
         attention   b F c (2 h + 2 k) d e          c tokens of the chunk, h and k heads of d that are the rank's
-        transit     ulysses: as much again for what comes; ring: two shards of what goes round, and n partial results
+        transit     ulysses: as much again for what comes; ring: two shards of what goes round, and n partial results;
+                    pipeline: keys and values of the other blocks in flight, of two layers that come, one that goes
         latents     b F S D e, gathered before the head
 
 Measured peaks are above this by what an allocator keeps. `inferix plan --ranks` prints it.
@@ -22,9 +26,10 @@ import torch
 from engine.kvcache.policy import Policy
 from engine.kvcache.pool import PageFormat
 from engine.models import KVGeometry
-from engine.models.presets import Preset
+from engine.models.presets import Preset, Sizes
 from engine.parallel.choose import LSE_BYTES
 from engine.parallel.split import Layout, Split
+from engine.stages import Plan
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Model:
     heads: int
     kv: KVGeometry
     frames_per_block: int
+    in_flight: int = 1  # blocks of a pass
+    sizes: Sizes | None = None  # of what lies beside the network
 
 
 @dataclass(frozen=True)
@@ -44,13 +51,21 @@ class RankMemory:
     """One rank's bytes."""
 
     rank: int
-    weights: int
+    weights: int  # of the network
+    text_encoder: int  # unless it is freed between prompts
+    decoder: int
+    image_encoder: int
     cache: int
     activations: int
 
     @property
+    def beside(self) -> int:
+        """All weights but the network's."""
+        return self.text_encoder + self.decoder + self.image_encoder
+
+    @property
     def total(self) -> int:
-        return self.weights + self.cache + self.activations
+        return self.weights + self.beside + self.cache + self.activations
 
 
 def model_of(preset: Preset) -> Model:
@@ -58,7 +73,8 @@ def model_of(preset: Preset) -> Model:
     s = preset.sizes
     kv = KVGeometry(s.layers, s.kv_heads, s.head_dim, s.tokens_per_frame)
     heads = max(s.kv_heads, s.dim // s.head_dim)
-    return Model(s.parameters, s.dim, s.ffn_dim, heads, kv, preset.frames_per_block)
+    in_flight = preset.sampler.window + 1 if isinstance(preset.sampler, Plan) else 1
+    return Model(s.parameters, s.dim, s.ffn_dim, heads, kv, preset.frames_per_block, in_flight, s)
 
 
 def per_rank(
@@ -71,12 +87,22 @@ def per_rank(
     """
     held = policy.most_held(model.frames_per_block) or most_frames
     read = policy.most_read(model.frames_per_block) or most_frames
-    found, item = [], dtype.itemsize
+    found, item, s = [], dtype.itemsize, model.sizes
+    beside = (s.text_bytes(item), s.decoder_bytes(item), s.image_parameters * item) if s else (0, 0, 0)
     for rank in range(layout.ranks):
-        split = Split(layout, rank, model.kv)
-        pages = held * PageFormat(split.local_kv, dtype, policy.store).page_bytes * branches
-        found.append(RankMemory(rank, model.parameters * item, pages, _activations(model, split, read, item, branches)))
+        split = Split(layout.team, rank % layout.team.ranks, model.kv)
+        own = branches // layout.cfg
+        pages = held * PageFormat(split.local_kv, dtype, policy.store).page_bytes * own
+        rows = own * -(-model.in_flight // layout.pipeline)  # whole blocks
+        working = _activations(model, split, read, item, rows)
+        working += _in_transit(model, split, item) if layout.pipeline > 1 else 0
+        found.append(RankMemory(rank, model.parameters * item, *beside, pages, working))
     return found
+
+
+def _in_transit(model: Model, split: Split, item: int) -> int:
+    keys = model.frames_per_block * len(split.chunk) * split.local_kv.heads * model.kv.head_dim
+    return 3 * (model.in_flight - 1) * 2 * keys * item
 
 
 def _activations(model: Model, split: Split, read: int, item: int, rows: int) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,8 +68,9 @@ class Mesh:
         self.sent_bytes: dict[str, int] = {}
         self.exchanges = 0  # how many this rank has begun: the one that lags is the one that all wait for
         self.everyone = Axis(self, range(ranks), None)
+        self._counting = threading.Lock()
         self._plans = dist.new_group(backend="gloo", timeout=FOR_EVER) if ranks > 1 else None
-        self._patience = datetime.timedelta(seconds=meeting.patience_s)
+        self.patience = datetime.timedelta(seconds=meeting.patience_s)
         self._axes: dict[range, Axis] = {range(ranks): self.everyone}
 
     @classmethod
@@ -77,7 +79,7 @@ class Mesh:
         on_gpu = torch.device(meeting.device).type == "cuda"
         if on_gpu:
             torch.cuda.set_device(meeting.device)
-        with _named("join"):
+        with named("join"):
             dist.init_process_group(
                 "nccl" if on_gpu else "gloo",
                 store=meeting.store,
@@ -106,9 +108,14 @@ class Mesh:
         """
         if layout.ranks > self.ranks:
             raise SplitError(f"layout: expected at most {self.ranks} ranks, got {layout}")
-        for ranks in (range(layout.ranks), *_groups(layout)):
+        team = [layout.team_group(0)]
+        team += [layout.ulysses_group(i) for i in range(layout.ring)]
+        team += [layout.ring_group(i) for i in range(layout.ulysses)]
+        groups = [_shifted(ranks, layout.team_group(i).start) for i in range(layout.teams) for ranks in team]
+        groups += [layout.across(i) for i in layout.team_group(0)]
+        for ranks in groups:
             if ranks not in self._axes:
-                group = dist.new_group(list(ranks), timeout=self._patience) if len(ranks) > 1 else None
+                group = dist.new_group(list(ranks), timeout=self.patience) if len(ranks) > 1 else None
                 self._axes[ranks] = Axis(self, ranks, group)
 
     def grid(self, layout: Layout) -> Grid:
@@ -116,72 +123,49 @@ class Mesh:
         self.prepare(layout)
         if self.rank >= layout.ranks:
             raise SplitError(f"layout: expected a rank below {layout.ranks}, got rank {self.rank}")
-        mine = [group for group in _groups(layout) if self.rank in group]
-        return Grid(layout, *(self._axes[group] for group in mine))
+        at_ring, at_ulysses = layout.place(self.rank)
+        team = layout.team_group(self.rank // layout.team.ranks)
+        shared = (layout.team_group(0), layout.ulysses_group(at_ring), layout.ring_group(at_ulysses))
+        groups = [_shifted(ranks, team.start) for ranks in shared] + [layout.across(team.index(self.rank))]
+        return Grid(layout, *(self._axes[group] for group in groups))
 
     def tell(self, data: bytes | None) -> bytes:
         """Bytes of rank 0 (who gives them) to all; the others wait for them as long as it takes."""
-        head = torch.zeros(HEAD_BYTES, dtype=torch.uint8)
-        if data is not None:
-            first = len(data).to_bytes(8, "little") + data[: HEAD_BYTES - 8]
-            head[: len(first)] = torch.frombuffer(bytearray(first), dtype=torch.uint8)
-            rest = max(0, len(data) + 8 - HEAD_BYTES)
-            self.count("plan", (self.ranks - 1) * (HEAD_BYTES + rest))
-        with _named("plan"):
-            dist.broadcast(head, 0, group=self._plans)
-            size = int.from_bytes(bytes(head[:8].numpy()), "little")
-            whole = bytes(head[8 : 8 + size].numpy()) if data is None else data
-            if size > HEAD_BYTES - 8:
-                body = torch.empty(size + 8 - HEAD_BYTES, dtype=torch.uint8)
-                if data is not None:
-                    body.copy_(torch.frombuffer(bytearray(data[HEAD_BYTES - 8 :]), dtype=torch.uint8))
-                dist.broadcast(body, 0, group=self._plans)
-                whole = whole if data is not None else whole + bytes(body.numpy())
-        return whole
+        return tell(self, self._plans, data, "plan")
 
     def wait_for_all(self) -> None:
         """Return when every rank has come here."""
         self.everyone.sum(torch.zeros(1, device=self.device), "barrier")
 
     def count(self, kind: str, sent: int) -> None:
-        self.exchanges += 1
+        """Note an exchange that begins, in whichever thread."""
         profiler.count(f"sent_bytes: {kind}", sent)
-        self.sent_bytes[kind] = self.sent_bytes.get(kind, 0) + sent
+        with self._counting:
+            self.exchanges += 1
+            self.sent_bytes[kind] = self.sent_bytes.get(kind, 0) + sent
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The groups that one rank is in. `everyone` shares its branch of guidance; `cfg` are its likes in all branches."""
+    """The groups that one rank is in."""
 
     layout: Layout
-    everyone: Axis
+    everyone: Axis  # of its team
     ulysses: Axis
     ring: Axis
-    cfg: Axis
-
-
-def _groups(layout: Layout) -> list[range]:
-    """All groups of a layout; each rank is in one of each kind, in the order of a Grid's fields."""
-    bases = range(0, layout.ranks, layout.group)
-    grids = [range(base, base + layout.group) for base in bases]
-    within = (
-        [layout.ulysses_group(i) for i in range(layout.ring)],
-        [layout.ring_group(i) for i in range(layout.ulysses)],
-    )
-    placed = [[range(base + r.start, base + r.stop, r.step) for base in bases for r in kind] for kind in within]
-    return [*grids, *placed[0], *placed[1], *(range(i, layout.ranks, layout.group) for i in range(layout.group))]
+    teams: Axis  # those at its place in all teams
 
 
 class Pending:
     """Transfers under way."""
 
-    def __init__(self, works: Sequence[Work], sent: Tensor, received: Tensor) -> None:
+    def __init__(self, works: Sequence[Work], sent: Sequence[Tensor], received: Tensor) -> None:
         self._works, self._received = works, received
-        self._sent = sent  # must live until it has gone
+        self._sent = sent  # must live until they have gone
 
     def wait(self) -> Tensor:
         """What has come: (bytes,) uint8."""
-        with _named("transfer"):
+        with named("transfer"):
             for work in self._works:
                 work.wait()
         return self._received
@@ -205,7 +189,7 @@ class Axis:
         sizes = [len(part) for part in parts]
         self.mesh.count(kind, sum(sizes) - sizes[self.index])
         received = torch.empty(sum(receive_bytes), dtype=torch.uint8, device=parts[0].device)
-        with _named(kind):
+        with named(kind):
             dist.all_to_all_single(received, torch.cat(list(parts)), list(receive_bytes), sizes, group=self._group)
         return list(torch.split(received, list(receive_bytes)))
 
@@ -224,8 +208,31 @@ class Axis:
             dist.P2POp(dist.isend, data, self.ranks[to], self._group),
             dist.P2POp(dist.irecv, received, self.ranks[source], self._group),
         ]
-        with _named(kind):
-            return Pending(dist.batch_isend_irecv(pair), data, received)
+        with named(kind):
+            return Pending(dist.batch_isend_irecv(pair), [data], received)
+
+    def send(self, parts: Sequence[tuple[int, Tensor]], kind: str) -> Pending:
+        """Begin to send (bytes,) to ranks, as many or as few as there are parts; those ranks `receive`.
+
+        Ranks that do so in step must all call it, with nothing to send too: it counts as one exchange for each.
+        """
+        self.mesh.count(kind, sum(len(data) for _, data in parts))
+        sends = [dist.P2POp(dist.isend, data, self.ranks[to], self._group) for to, data in parts]
+        return self._begun(sends, [data for _, data in parts], torch.empty(0, dtype=torch.uint8), kind)
+
+    def receive(self, sizes: Sequence[tuple[int, int]], kind: str) -> Pending:
+        """Begin to receive bytes, (from rank, how many) each; they come one behind the other in one tensor."""
+        received = torch.empty(sum(size for _, size in sizes), dtype=torch.uint8, device=self.mesh.device)
+        parts = torch.split(received, [size for _, size in sizes])
+        receives = [
+            dist.P2POp(dist.irecv, part, self.ranks[source], self._group)
+            for (source, _), part in zip(sizes, parts, strict=True)
+        ]
+        return self._begun(receives, [], received, kind)
+
+    def _begun(self, transfers: list[dist.P2POp], sent: Sequence[Tensor], received: Tensor, kind: str) -> Pending:
+        with named(kind):
+            return Pending(dist.batch_isend_irecv(transfers) if transfers else [], sent, received)
 
     def sum(self, values: Tensor, kind: str) -> Tensor:
         """The sum over ranks, the same on all of them; (2 n - 2) / n of its bytes are sent by each, n being ranks."""
@@ -233,9 +240,13 @@ class Axis:
             return values
         self.mesh.count(kind, 2 * (self.size - 1) * values.numel() * values.element_size() // self.size)
         total = values.clone()
-        with _named(kind):
+        with named(kind):
             dist.all_reduce(total, group=self._group)
         return total
+
+
+def _shifted(ranks: range, by: int) -> range:
+    return range(ranks.start + by, ranks.stop + by, ranks.step)
 
 
 def as_bytes(x: Tensor) -> Tensor:
@@ -243,8 +254,32 @@ def as_bytes(x: Tensor) -> Tensor:
     return x.contiguous().view(-1).view(torch.uint8)
 
 
+def tell(mesh: Mesh, group: dist.ProcessGroup | None, data: bytes | None, kind: str) -> bytes:
+    """Bytes of rank 0 (who gives them) to all, over a gloo group of all ranks: see `Mesh.tell`.
+
+    HEAD_BYTES of them, the length among them, go first; to each rank that is max(HEAD_BYTES, 8 + length) in all.
+    """
+    head = torch.zeros(HEAD_BYTES, dtype=torch.uint8)
+    if data is not None:
+        first = len(data).to_bytes(8, "little") + data[: HEAD_BYTES - 8]
+        head[: len(first)] = torch.frombuffer(bytearray(first), dtype=torch.uint8)
+        rest = max(0, len(data) + 8 - HEAD_BYTES)
+        mesh.count(kind, (mesh.ranks - 1) * (HEAD_BYTES + rest))
+    with named(kind):
+        dist.broadcast(head, 0, group=group)
+        size = int.from_bytes(bytes(head[:8].numpy()), "little")
+        whole = bytes(head[8 : 8 + size].numpy()) if data is None else data
+        if size > HEAD_BYTES - 8:
+            body = torch.empty(size + 8 - HEAD_BYTES, dtype=torch.uint8)
+            if data is not None:
+                body.copy_(torch.frombuffer(bytearray(data[HEAD_BYTES - 8 :]), dtype=torch.uint8))
+            dist.broadcast(body, 0, group=group)
+            whole = whole if data is not None else whole + bytes(body.numpy())
+    return whole
+
+
 @contextmanager
-def _named(what: str) -> Iterator[None]:
+def named(what: str) -> Iterator[None]:
     """Failures of the transport as ExchangeFailed."""
     try:
         with profiler.span(f"exchange: {what}"):

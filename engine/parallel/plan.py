@@ -62,11 +62,15 @@ class Restore(Message, frozen=True):
     state: bytes = b""
 
 
+class Beat(Message, frozen=True):
+    """Nothing: a message that cannot be sent to a rank that is gone."""
+
+
 class End(Message, frozen=True):
     """The group is done."""
 
 
-Order = OpenWorld | CloseWorld | ForkWorld | Prompted | Acted | MakeBlocks | Prefill | Snapshot | Restore | End
+Order = OpenWorld | CloseWorld | ForkWorld | Prompted | Acted | MakeBlocks | Prefill | Snapshot | Restore | Beat | End
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

@@ -4,13 +4,14 @@ Ranks form a grid, `ulysses` x `ring`; neighbours in rank are neighbours in a Ul
 
     rank = ring index * ulysses + ulysses index
 
-With classifier-free guidance there may be such a grid for each branch, one after the other (guidance.py); what follows
-is of one of them.
-
 Every latent frame's tokens are split over all ranks, in rank order. Within a Ulysses group attention is split by head:
 a rank gets the group's tokens, a chunk of consecutive ones, for its heads alone. Chunks go round in rings. So a rank
 keeps 1/ring of the tokens and 1/ulysses of the heads of every page, whatever a policy shows or lets go of: pages are
 cut, not dealt out, and no window, sink or chosen range can leave one rank with more to keep or to read than another.
+
+All of that is one team. The teams of a pipeline compute blocks of a call each (deal.py), the first the oldest:
+
+    rank = pipeline index * ulysses * ring + ring index * ulysses + ulysses index
 
 Knows no torch and no transport.
 """
@@ -29,44 +30,64 @@ class SplitError(ValueError):
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ranks share heads, and how many share keys."""
+    """How many ranks share heads, how many share keys, and how many teams of them there are.
+
+    Teams share blocks in flight (`pipeline`) or branches of guidance (`cfg`); no model has both to share.
+    """
 
     ulysses: int = 1
     ring: int = 1
-    cfg: int = 1  # groups of ranks that share the branches of guidance
+    pipeline: int = 1
+    cfg: int = 1
 
     def __post_init__(self) -> None:
-        if min(self.ulysses, self.ring, self.cfg) < 1:
-            raise SplitError(
-                f"layout: expected at least 1 x 1 x 1 ranks, got {self.ulysses} x {self.ring} x {self.cfg}"
-            )
+        if min(self.ulysses, self.ring, self.pipeline, self.cfg) < 1:
+            got = f"{self.ulysses} x {self.ring}" + f" x {self.teams}" * (self.teams != 1)
+            raise SplitError(f"layout: expected at least 1 x 1 ranks, got {got}")
+        if self.pipeline > 1 and self.cfg > 1:
+            raise SplitError(f"layout: expected teams for a pipeline or for branches of guidance, got {self}")
+
+    @property
+    def teams(self) -> int:
+        return self.pipeline * self.cfg
 
     @property
     def ranks(self) -> int:
-        return self.group * self.cfg
+        return self.ulysses * self.ring * self.teams
 
     @property
-    def group(self) -> int:
-        """Ranks that share a branch of guidance: a whole grid."""
-        return self.ulysses * self.ring
+    def team(self) -> Layout:
+        """Of the ranks that share what they compute."""
+        return Layout(self.ulysses, self.ring)
 
     def place(self, rank: int) -> tuple[int, int]:
-        """(ring index, ulysses index) of a rank within its grid."""
-        return divmod(rank, self.ulysses)
+        """(ring index, ulysses index) of a rank in its team."""
+        return divmod(rank % self.team.ranks, self.ulysses)
+
+    def team_group(self, index: int) -> range:
+        return range(index * self.team.ranks, (index + 1) * self.team.ranks)
 
     def ulysses_group(self, ring_index: int) -> range:
+        """Of the first team."""
         return range(ring_index * self.ulysses, (ring_index + 1) * self.ulysses)
 
     def ring_group(self, ulysses_index: int) -> range:
-        return range(ulysses_index, self.group, self.ulysses)
+        """Of the first team."""
+        return range(ulysses_index, self.team.ranks, self.ulysses)
+
+    def across(self, team_rank: int) -> range:
+        """The ranks at one place in their teams."""
+        return range(team_rank, self.ranks, self.team.ranks)
 
     def __str__(self) -> str:
-        return f"ulysses={self.ulysses} ring={self.ring}" + (f" cfg={self.cfg}" if self.cfg > 1 else "")
+        teams = f" pipeline={self.pipeline}" * (self.pipeline > 1) + f" cfg={self.cfg}" * (self.cfg > 1)
+        return f"ulysses={self.ulysses} ring={self.ring}{teams}"
 
 
-def layouts(ranks: int) -> list[Layout]:
-    """Every grid of this many ranks, for one branch."""
-    return [Layout(u, ranks // u) for u in range(1, ranks + 1) if ranks % u == 0]
+def layouts(ranks: int, *, pipeline: bool = False) -> list[Layout]:
+    """Every grid of this many ranks, those of several teams where `pipeline` is wanted."""
+    teams = [n for n in range(1, ranks + 1) if ranks % n == 0] if pipeline else [1]
+    return [Layout(u, ranks // n // u, n) for n in teams for u in range(1, ranks // n + 1) if ranks // n % u == 0]
 
 
 def shares(total: int, parts: int) -> list[int]:
@@ -103,14 +124,14 @@ def q_head_spans(heads: int, kv_heads: int, ranks: int) -> list[range]:
 
 @dataclass(frozen=True)
 class Split:
-    """The share of one rank of a grid, and of the others as far as it deals with them."""
+    """The share of one rank, and of the others as far as it deals with them."""
 
-    layout: Layout
-    rank: int
+    layout: Layout  # of its team
+    rank: int  # in the team
     kv: KVGeometry  # of the whole model
 
     def __post_init__(self) -> None:
-        if self.kv.tokens < self.layout.group:
+        if self.kv.tokens < self.layout.ranks:
             raise SplitError(f"ranks: expected at most {self.kv.tokens}, a latent frame's tokens; got {self.layout}")
         if self.kv.latent_dim is not None and self.kv.heads < self.layout.ulysses:
             raise SplitError(f"ulysses: expected at most {self.kv.heads} ranks, as many as heads; got {self.layout}")
@@ -118,7 +139,7 @@ class Split:
     @cached_property
     def tokens(self) -> list[range]:
         """Of a latent frame, by rank."""
-        return spans(shares(self.kv.tokens, self.layout.group))
+        return spans(shares(self.kv.tokens, self.layout.ranks))
 
     @cached_property
     def mine(self) -> range:

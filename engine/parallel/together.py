@@ -8,12 +8,13 @@ from __future__ import annotations
 import base64
 import pickle
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
 
 from engine.models import BlockModel, presets
+from engine.parallel.bands import Bands, BandThread, Joining, bands, shown, unseen
 from engine.parallel.launch import Group
 from engine.parallel.mesh import Mesh
 from engine.parallel.rank import Member
@@ -34,8 +35,14 @@ def opened(request: Request, wish: Wish) -> Iterator[Rollout]:
     with Group.start(wish.ranks, "engine.parallel.together:follow", told, device=device) as group:
         model = presets.load(request.model, _on(request, 0).load)
         mesh = group.join()
-        with group.guarded(), _open(_on(request, 0), model, mesh, wish) as rollout:
-            yield rollout
+        with group.guarded():
+            shared = _bands(wish, request, model)
+            with Joining(mesh) if shared else nullcontext() as joining:
+                if joining is not None:
+                    decoder = joining.decoder(request.model, shared[request.model], model.geometry.width)
+                    model = shown(model, decoder)
+                with _open(_on(request, 0), model, mesh, wish) as rollout:
+                    yield rollout
 
 
 def follow(member: Member) -> None:
@@ -44,8 +51,16 @@ def follow(member: Member) -> None:
     torch.set_num_threads(threads)
     request = _on(request, member.rank)
     model = presets.load(request.model, request.load)
-    with _open(request, model, member.join(), wish) as rollout:
+    mesh, shared = member.join(), _bands(wish, request, model)
+    with (
+        BandThread(mesh, shared, threads) if shared else nullcontext(),
+        _open(request, unseen(model), mesh, wish) as rollout,
+    ):
         rollout.run_unseen()
+
+
+def _bands(wish: Wish, request: Request, model: BlockModel) -> Bands:
+    return bands({request.model: model}, wish.ranks) if wish.share_decoding else {}
 
 
 def _open(request: Request, model: BlockModel, mesh: Mesh, wish: Wish) -> Rollout:

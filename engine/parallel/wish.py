@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 from engine.models import BlockModel
 from engine.models.presets import Preset
 from engine.parallel.cache import Spread
-from engine.parallel.choose import Call, Machine, Mode, choose_layout
+from engine.parallel.choose import Call, Machine, Mode, choose_layout, grids
 from engine.parallel.mesh import Mesh
+from engine.parallel.passes import Layers, choose_for_passes, passes_of
 from engine.parallel.probe import measure
 from engine.parallel.split import Layout, SplitError
 from engine.recipe import kv_policy, sampler
+from engine.stages import Plan
 
 logger = logging.getLogger(__name__)
 
@@ -31,56 +34,105 @@ class Wish:
     ranks: int = 1
     ulysses: int | None = None
     ring: int | None = None
-    cfg: int | None = None  # groups of ranks, one for each branch of guidance
     exchange: str = "auto"  # or a ring's mode
+    pipeline: int | None = None  # teams that blocks in flight are dealt out to; not given: 1 where the others are
+    cfg: int | None = None  # teams, one for each branch of guidance; not given: where it goes
+    share_decoding: bool = True  # where the model's decoder can be shared
 
     def __post_init__(self) -> None:
-        parts = [part for part in (self.ulysses, self.ring, self.cfg) if part is not None]
-        if self.ranks < 1 or any(part < 1 for part in parts) or self.ranks % math.prod(parts):
-            raise SplitError(f"ulysses, ring, cfg: expected numbers that divide the {self.ranks} ranks, got {parts}")
-        if self.ulysses and self.ring and math.prod(parts) != self.ranks:
-            said = " x ".join(map(str, parts))
-            raise SplitError(f"ulysses x ring x cfg: expected {self.ranks}, the ranks; got {said}")
+        given = {name: n for name in ("ulysses", "ring", "pipeline", "cfg") if (n := getattr(self, name)) is not None}
+        product, said = math.prod(given.values()), " x ".join(map(str, given.values()))
+        if self.ranks < 1:
+            raise SplitError(f"ranks: expected at least 1, got {self.ranks}")
+        if any(n < 1 for n in given.values()) or self.ranks % product:
+            raise SplitError(f"{', '.join(given)}: expected numbers that divide the {self.ranks} ranks, got {said}")
+        if {"ulysses", "ring"} <= given.keys() and product != self.ranks:
+            raise SplitError(f"{' x '.join(given)}: expected {self.ranks}, the ranks; got {said}")
 
     def spread(self, mesh: Mesh, preset: Preset, model: BlockModel) -> Spread:
-        """All ranks call it together. Raises SplitError where ranks, tokens and heads do not go together."""
+        """All ranks call it together. Raises SplitError where ranks, tokens, heads and blocks do not go together."""
         kv = model.geometry.kv
         machine = measure(mesh, kv.heads, kv.head_dim, model.dtype)
         mode = None if self.exchange == "auto" else cast(Mode, self.exchange)
-        layout = replace(self._grid(machine, preset, model), cfg=self.groups(sampler(preset).branches))
-        return Spread.over(mesh.grid(layout), kv, machine, mode)
+        grid = mesh.grid(self.layout(machine, preset, model))
+        return Spread.over(grid, kv, machine, mode, layers_of(preset, model).beside)
 
     def groups(self, branches: int) -> int:
-        """How many groups of ranks share a sampler's branches of guidance: one for each, wherever that goes.
+        """How many teams share a sampler's branches of guidance: one for each, wherever that goes.
 
         A branch's ranks send the others one flow a step; ranks that share a branch exchange in every layer. Raises
-        SplitError if there are no such branches for the groups asked for.
+        SplitError if there are no such branches for the teams asked for.
         """
-        if self.cfg is not None:
-            if self.cfg not in (1, branches):
-                what = (
-                    f"the {branches} branches of guidance with caches of their own" if branches > 1 else "no guidance"
-                )
-                raise SplitError(f"cfg: expected 1{f' or {branches}' * (branches > 1)}, for {what}; got {self.cfg}")
-            return self.cfg
-        fits = self.ranks % (branches * (self.ulysses or 1) * (self.ring or 1)) == 0
-        return branches if fits and not (self.ulysses and self.ring) else 1
+        if self.cfg is None:
+            fits = self.ranks % (branches * (self.ulysses or 1) * (self.ring or 1)) == 0
+            return branches if fits and not (self.ulysses and self.ring) else 1
+        if self.cfg not in (1, branches):
+            expected, what = f"1 or {branches}", f"the {branches} branches of guidance with caches of their own"
+            if branches == 1:
+                expected, what = "1", "no guidance"
+            raise SplitError(f"cfg: expected {expected}, for {what}; got {self.cfg}")
+        return self.cfg
 
-    def _grid(self, machine: Machine, preset: Preset, model: BlockModel) -> Layout:
-        """Of the ranks of one branch."""
-        ranks = self.ranks // self.groups(sampler(preset).branches)
-        if self.ulysses is not None:
-            return Layout(self.ulysses, ranks // self.ulysses)
-        if self.ring is not None:
-            return Layout(ranks // self.ring, self.ring)
-        choice = choose_layout(machine, ranks, calls(preset, model))
-        logger.info("%s: %s (%s)", preset.name, choice.strategy.layout, choice.reason)
-        return choice.strategy.layout
+    def layout(self, machine: Machine, preset: Preset, model: BlockModel) -> Layout:
+        """The grid asked for, or of those that are left the fastest by the cost model. Raises SplitError."""
+        plan = preset.sampler if isinstance(preset.sampler, Plan) else None
+        passes = passes_of(plan, preset.frames_per_block, kv_policy(preset).window) if plan else []
+        self._check_pipeline(preset, max((len(each.spans) for each in passes), default=1))
+        cfg = self.groups(sampler(preset).branches)
+        ranks = self.ranks // cfg  # of one branch
+        allowed = self._allowed(grids(ranks, model.geometry.kv, heads_of(preset), pipeline=bool(plan)))
+        if len(allowed) < 2:
+            return replace(allowed[0] if allowed else self._asked_for(ranks), cfg=cfg)
+        if passes:
+            best, reason = choose_for_passes(allowed, passes, layers_of(preset, model), machine)
+        else:
+            choice = choose_layout(machine, ranks, calls(preset, model))
+            best, reason = choice.strategy.layout, choice.reason
+        best = replace(best, cfg=cfg)
+        logger.info("%s: %s (%s)", preset.name, best, reason)
+        return best
+
+    def _check_pipeline(self, preset: Preset, blocks: int) -> None:
+        """`blocks`: of the fullest pass."""
+        if self.pipeline is None or self.pipeline <= blocks:
+            return
+        if blocks == 1:
+            raise SplitError(
+                f"pipeline: expected a model with several blocks in flight (MAGI-1), got {preset.name}, which makes "
+                "one at a time: its ranks share by --ulysses and --ring"
+            )
+        raise SplitError(f"pipeline: expected at most {blocks}, the blocks of a pass; got {self.pipeline}")
+
+    def _allowed(self, fitting: Sequence[Layout]) -> list[Layout]:
+        """Grids that have what was asked for; of several teams only where they were, or where nothing was."""
+        nothing = (self.ulysses, self.ring, self.pipeline) == (None, None, None)
+        wanted = (self.ulysses, self.ring, self.pipeline if self.pipeline or nothing else 1)
+        sizes = ((each.ulysses, each.ring, each.pipeline) for each in fitting)
+        return [
+            each
+            for each, got in zip(fitting, sizes, strict=True)
+            if all(w is None or w == n for w, n in zip(wanted, got, strict=True))
+        ]
+
+    def _asked_for(self, ranks: int) -> Layout:
+        """A grid of these ranks that does not fit, for its own error."""
+        teams = self.pipeline or 1
+        ulysses = self.ulysses or ranks // teams // (self.ring or 1)
+        return Layout(ulysses, ranks // teams // ulysses, teams)
+
+
+def layers_of(preset: Preset, model: BlockModel) -> Layers:
+    return Layers.of(model.geometry.kv, heads_of(preset), preset.sizes.parameters, model.dtype.itemsize)
+
+
+def heads_of(preset: Preset) -> int:
+    """Of queries."""
+    return max(preset.sizes.kv_heads, preset.sizes.dim // preset.sizes.head_dim)
 
 
 def calls(preset: Preset, model: BlockModel) -> list[Call]:
     """The calls of attention that a world of the preset's own policy makes: in its steady state, or as it grows."""
-    frames, heads = preset.frames_per_block, max(preset.sizes.kv_heads, preset.sizes.dim // preset.sizes.head_dim)
+    frames, heads = preset.frames_per_block, heads_of(preset)
     most = kv_policy(preset).most_read(frames)
     lengths = [n * frames for n in GROWTH_BLOCKS] if most is None else [most]
     return [Call(model.geometry.kv, heads, frames, length, model.dtype.itemsize) for length in lengths]

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from engine.branches import Branches, Call, Entry
 from engine.kvcache.cache import KVCache
+from engine.kvcache.deal import Blocks, Deal, Span
 from engine.kvcache.policy import Policy
 from engine.kvcache.pool import PageFormat, PagePool
-from engine.kvcache.staggered import IsolatedContext, Span, StaggeredContext
+from engine.kvcache.staggered import IsolatedContext, StaggeredContext
 from engine.layers.attention import sdpa
 from engine.models import Context, Geometry, KVGeometry, LatentShape
 from engine.models.magi import MagiConditioning, MagiTransformer
@@ -30,7 +31,7 @@ def context(case: dict[str, Any], data: dict[str, Tensor]) -> Context:
         return IsolatedContext(sdpa)
     width, tokens = case["chunk_width"], case["tokens_per_chunk"]
     spans = [Span(a * width // tokens, b * width // tokens) for a, b in data["kv_range"].tolist()]
-    return StaggeredContext(case["slice_point"] * width, width, spans, sdpa)
+    return StaggeredContext(Deal(Blocks(case["slice_point"] * width, width, tuple(spans))), sdpa)
 
 
 class Recorder:
@@ -138,7 +139,7 @@ class Cached:
         part = x[:, :, first * self.width : end * self.width].transpose(1, 2)
         with self.cache.stage(first * self.width, self.width) as staged:
             keep = staged if write else None
-            view = StaggeredContext(first * self.width, self.width, spans, sdpa, self.cache, keep)
+            view = StaggeredContext(Deal(Blocks(first * self.width, self.width, tuple(spans))), sdpa, self.cache, keep)
             out: Tensor = self.model(part, t[:, first:end], conditioning, view).transpose(1, 2)
             if write:
                 staged.clean = True

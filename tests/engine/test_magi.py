@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from engine.generator import Generator
-from engine.kvcache.staggered import Span, StaggeredContext
+from engine.kvcache.deal import Blocks, Deal, Span
+from engine.kvcache.staggered import StaggeredContext
 from engine.layers.attention import sdpa
 from engine.models import BlockSignals, Prompt, magi_load
 from engine.models.magi import MagiConditioning, MagiTransformer, frequencies
@@ -284,7 +285,7 @@ def test_a_prompt_of_another_model_is_refused() -> None:
 
 def test_one_block_alone_gives_the_flow_that_the_contract_names() -> None:
     """forward is noise - clean: the other way round than the network's velocity."""
-    model, context = small_model(), StaggeredContext(0, 2, [Span(0, 2)], sdpa)
+    model, context = small_model(), StaggeredContext(Deal(Blocks(0, 2, (Span(0, 2),))), sdpa)
     prompt = model.encode("a", None)
     conditioning = model.condition(BlockSignals(0, 0, 2, prompt))
     x = torch.randn(1, 2, 4, 4, 6, generator=torch.Generator().manual_seed(0))
@@ -298,17 +299,17 @@ def test_a_block_does_not_depend_on_those_after_it() -> None:
     """To the bit: what enters later, with another text, changes no product of an older block's."""
     network = small_model().network
     x = torch.randn(1, 6, 4, 4, 6, generator=torch.Generator().manual_seed(0))
-    spans, times = [Span(0, 2), Span(0, 4), Span(0, 6)], torch.tensor([[0.7, 0.4, 0.1]])
+    spans, times = (Span(0, 2), Span(0, 4), Span(0, 6)), torch.tensor([[0.7, 0.4, 0.1]])
     texts = [Prompt("", torch.randn(1, n, CAPTION_CHANNELS)) for n in (5, 5, 5, 9)]
     calls = (MagiConditioning(texts[0], prompts=(texts[0], texts[1], last)) for last in texts[2:])
-    same, other = (network(x, times, call, StaggeredContext(0, 2, spans, sdpa)) for call in calls)
+    same, other = (network(x, times, call, StaggeredContext(Deal(Blocks(0, 2, spans)), sdpa)) for call in calls)
     assert torch.equal(same[:, :4], other[:, :4]) and not torch.equal(same[:, 4:], other[:, 4:])
 
 
 def test_a_text_of_no_tokens_adds_nothing() -> None:
     network = small_model().network
     empty = Prompt("", torch.zeros(1, 0, CAPTION_CHANNELS))
-    x, view = torch.randn(1, 2, 4, 4, 6), StaggeredContext(0, 2, [Span(0, 2)], sdpa)
+    x, view = torch.randn(1, 2, 4, 4, 6), StaggeredContext(Deal(Blocks(0, 2, (Span(0, 2),))), sdpa)
     assert bool(network(x, torch.zeros(1, 1), MagiConditioning(empty, prompts=(empty,)), view).isfinite().all())
 
 
@@ -320,9 +321,9 @@ def test_frequencies_are_within_a_bit_of_the_formula() -> None:
 @pytest.mark.parametrize(("spans", "said"), [([(2, 2)], "range of a block"), ([(0, 9)], "range of a block")])
 def test_a_range_that_cannot_be_seen_is_refused(spans: list[tuple[int, int]], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        StaggeredContext(0, 2, [Span(*s) for s in spans], sdpa)
+        StaggeredContext(Deal(Blocks(0, 2, tuple(Span(*s) for s in spans))), sdpa)
     with pytest.raises(ValueError, match="has no past"):
-        StaggeredContext(2, 2, [Span(0, 4)], sdpa)
+        StaggeredContext(Deal(Blocks(2, 2, (Span(0, 4),))), sdpa)
 
 
 @pytest.mark.parametrize(("width", "height"), [(40, 32), (48, 40), (16, 32)])

@@ -161,7 +161,7 @@ def test_all_ranks_do_to_a_world_what_rank_0_does(lab: Lab, ranks: int, layout: 
 
 CFG = pytest.mark.parametrize(
     ("ranks", "layout", "mode"),
-    [(2, (1, 1, 2), None), (4, (2, 1, 2), None), (4, (1, 2, 2), "pass-kv")],
+    [(2, (1, 1, 1, 2), None), (4, (2, 1, 1, 2), None), (4, (1, 2, 1, 2), "pass-kv")],
     ids=["cfg 2", "ulysses 2 cfg 2", "ring 2 cfg 2"],
 )
 
@@ -178,29 +178,29 @@ def test_branches_on_ranks_of_their_own_are_those_of_one_rank(
     lab.run("world", ranks, layout=layout, mode=mode, sizes={"heads": 4, "kv_heads": 4}, **case)
 
 
-@pytest.mark.parametrize(("layout", "mode"), [((2, 1, 2), None), ((1, 2, 2), "pass-q")])
+@pytest.mark.parametrize(("layout", "mode"), [((2, 1, 1, 2), None), ((1, 2, 1, 2), "pass-q")])
 def test_all_ranks_of_all_branches_do_what_rank_0_does(lab: Lab, layout: Any, mode: str | None) -> None:
     lab.run("led", 4, layout=layout, mode=mode, sampler="guided")
 
 
-@pytest.mark.parametrize(("layout", "then"), [((2, 1, 2), (1, 4, 1)), ((4, 1, 1), (1, 2, 2))])
+@pytest.mark.parametrize(("layout", "then"), [((2, 1, 1, 2), (1, 4)), ((4, 1), (1, 2, 1, 2))])
 def test_a_snapshot_has_all_branches_and_goes_on_anywhere(lab: Lab, layout: Any, then: Any) -> None:
     lab.run("resumed", 4, layout=layout, then=then, sampler="guided")
 
 
 def test_guided_worlds_in_one_batch_are_each_what_they_are_alone(lab: Lab) -> None:
-    lab.run("batched", 4, layout=(2, 1, 2), mode="pass-q", sampler="guided")
+    lab.run("batched", 4, layout=(2, 1, 1, 2), mode="pass-q", sampler="guided")
 
 
 def test_branches_send_each_other_a_flow_a_step(lab: Lab) -> None:
-    sent: Any = lab.run("cfg_bytes", 4, layout=(2, 1, 2))
+    sent: Any = lab.run("cfg_bytes", 4, layout=(2, 1, 1, 2))
     counted, formula = sent
     assert counted == formula > 0
 
 
 def test_a_sampler_without_guidance_has_no_branches_to_share(lab: Lab) -> None:
     with pytest.raises(AssertionError, match="cfg: expected as many groups .* branches .* 1; got 2"):
-        lab.run("world", 2, layout=(1, 1, 2), sampler="few-step")
+        lab.run("world", 2, layout=(1, 1, 1, 2), sampler="few-step")
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,9 @@ from engine.protocol import (
     WorldChanged,
 )
 from engine.rollout import Request
-from tests.engine_process import EngineProcess
+from tests.engine_process import ROOT, EngineProcess
 from tests.parallel_models import shipped
+from tests.toy_preset import install
 
 
 def test_two_ranks_stream_worlds_as_one_and_end_with_the_one_that_is_lost(tmp_path: Path) -> None:
@@ -79,6 +80,24 @@ def test_a_roll_out_on_two_ranks_is_that_of_one() -> None:
     assert pages[0] == 2 * pages[1]
     assert made[0].shape == made[1].shape
     assert abs(made[0] - made[1]).max() <= 1  # of 255: what 1e-5 may do to a rounding
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_roll_out_is_the_same_however_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: bool
+) -> None:
+    install(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    request = Request("toy", (PromptChange(0.0, "a beach"),), seconds=3.0)
+    made = []
+    for wish in (Wish(1), Wish(2, share_decoding=share)):
+        with opened(request, wish) as rollout:
+            made.append(np.concatenate([part.pictures for part in rollout]).astype(int))
+            shared = type(rollout.model.decoder).__name__ == "JoiningDecoder"
+    assert shared == share
+    assert made[0].shape == made[1].shape
+    assert abs(made[0] - made[1]).max() <= 1
 
 
 def other_rank(engine: EngineProcess) -> int:

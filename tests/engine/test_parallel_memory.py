@@ -8,6 +8,7 @@ import torch
 from engine.kvcache.policy import parse
 from engine.kvcache.pool import PageFormat, PagePool
 from engine.models import KVGeometry
+from engine.models.clip_vision import ClipConfig, ClipVision
 from engine.models.presets import PRESETS, find
 from engine.parallel.memory import Model, model_of, per_rank
 from engine.parallel.split import Layout, Split, SplitError, layouts
@@ -41,7 +42,23 @@ def test_cache_and_activations_fall_with_ranks_and_weights_do_not(name: str) -> 
                 if layout.ring == 1:  # what goes round a ring may be more than a block
                     assert memory.activations < whole.activations
                 assert memory.weights == whole.weights
-                assert memory.total == memory.weights + memory.cache + memory.activations
+                assert memory.beside == whole.beside
+                assert memory.total == memory.weights + memory.beside + memory.cache + memory.activations
+
+
+def test_every_rank_holds_what_lies_beside_the_network_in_its_own_precision() -> None:
+    text, autoencoder, vision = 5_680_910_336, 126_892_531, 632_076_800
+    policy = parse("window=0")
+    wan = per_rank(model_of(find("wan2.1-i2v-14b")), Layout(2, 1), policy, torch.float32, 21)
+    assert {(m.text_encoder, m.decoder, m.image_encoder) for m in wan} == {(2 * text, 4 * autoencoder, 4 * vision)}
+    magi = per_rank(model_of(find("magi-1-4.5b")), Layout(2, 1), parse("window=30"), torch.bfloat16)[1]
+    assert (magi.text_encoder, magi.decoder, magi.image_encoder) == (4 * 4_762_310_656, 4 * 613_800_000, 0)
+
+
+def test_the_picture_encoder_is_as_large_as_is_said() -> None:
+    with torch.device("meta"):
+        clip = ClipVision(ClipConfig())
+    assert sum(p.numel() for p in clip.parameters()) == find("wan2.1-i2v-14b").sizes.image_parameters
 
 
 def test_a_cache_that_grows_needs_a_length() -> None:

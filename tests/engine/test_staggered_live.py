@@ -19,11 +19,11 @@ WINDOW = small_magi.QUICK.window
 WIDTH, HEIGHT = small_magi.PRESET.width, small_magi.PRESET.height
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+@pytest.fixture(scope="module", params=[(), ("--ranks", "2", "--pipeline", "2")], ids=["one rank", "a pipeline of two"])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     folder = tmp_path_factory.mktemp("engine")
     small_magi.install(folder)
-    with EngineProcess(folder, "--max-load", "16", model="small-magi") as process:
+    with EngineProcess(folder, "--max-load", "16", *request.param, model="small-magi") as process:
         process.greeting()
         yield process
 

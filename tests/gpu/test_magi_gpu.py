@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kvcache.staggered import Span, StaggeredContext
+from engine.kvcache.deal import Blocks, Deal, Span
+from engine.kvcache.staggered import StaggeredContext
 from engine.layers.attention import sdpa
 from engine.models import Prompt
 from engine.models.magi import MagiConditioning, MagiConfig, MagiTransformer
@@ -31,7 +32,7 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
 def run(network: MagiTransformer, device: str) -> Tensor:
     x, t, text = (v.to(device) for v in inputs())
     prompt = Prompt("", text)
-    context = StaggeredContext(0, 2, [Span(0, 2), Span(0, 4)], sdpa)
+    context = StaggeredContext(Deal(Blocks(0, 2, (Span(0, 2), Span(0, 4)))), sdpa)
     out: Tensor = network(x, t, MagiConditioning(prompt, prompts=(prompt, prompt)), context)
     return out.float().cpu()
 

@@ -235,5 +235,6 @@ def main() -> None:
     parser.add_argument("--model", action="append")
     parser.add_argument("--worlds", type=int, default=4)
     parser.add_argument("--journal-dir", help="taken and not used: these worlds end with their engine")
+    parser.add_argument("--torchrun", help="taken and not used: there is one rank")
     args = parser.parse_args()
     Engine(socket.socket(fileno=args.fd), args.worlds).run()
