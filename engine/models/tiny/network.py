@@ -160,9 +160,9 @@ class TinyNetwork(nn.Module):
     @torch.no_grad()
     def _start_copying(self) -> None:
         """The first channels begin as what is known of a token's residual, and as the answer; see `Layer`."""
-        for weight in (self.into.weight, self.map.weight.unflatten(0, (BANDS, WIDTH)), self.place.unsqueeze(-1)):
+        for weight in (self.into.weight, self.map.weight.view(BANDS, WIDTH, -1), self.place.unsqueeze(-1)):
             weight[..., :TOKEN, :] = 0
-        for bias in (self.into.bias, self.map.bias.unflatten(0, (BANDS, WIDTH))):
+        for bias in (self.into.bias, self.map.bias.view(BANDS, WIDTH)):
             bias[..., :TOKEN] = 0
         self.into.weight[:TOKEN, TOKEN:] = torch.eye(TOKEN)
         self.out.weight.copy_(SAID * torch.eye(TOKEN, WIDTH))
