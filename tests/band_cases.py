@@ -160,7 +160,7 @@ def failing(mesh: Mesh, ranks: int) -> None:
             lead.pictures(broken)
         broken.close()
         del broken
-        gc.collect()  # the error's traceback and its future hold each other, and the world
         for _ in range(4):
+            gc.collect()  # the error's traceback and its future hold each other, and the world
             got, expected = lead.pictures(whole, alone)
             assert abs(got.astype(int) - expected).max() <= 1
