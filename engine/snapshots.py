@@ -36,7 +36,7 @@ def worth_saving(world: World) -> bool:
 
 def save(world: World, path: Path) -> None:
     """Write the world as it is between two blocks; the file before stays until the new one is whole. Raises OSError."""
-    state = {**world.snapshot(), "decoder": None, "model": world.model.digest(), "spec": _origin(world)}
+    state = {**world.snapshot(decoder=False), "model": world.model.digest(), "spec": _origin(world)}
     partial = path.with_name(path.name + ".partial")
     try:
         torch.save(state, partial)

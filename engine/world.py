@@ -169,8 +169,8 @@ class World:
         twin.in_flight, twin.decoder_state = copy.deepcopy((self.in_flight, self.decoder_state))
         return twin
 
-    def snapshot(self) -> State:
-        """Everything that the next block depends on, to be given to `restore`."""
+    def snapshot(self, *, decoder: bool = True) -> State:
+        """What the next block depends on, to be given to `restore`: all of it, or all but the decoder's memory."""
         return {
             "position": (self.block, self.start),
             "motion": self.motion,
@@ -180,7 +180,7 @@ class World:
             "prompts": self.prompts.copy().switches,
             "actions": self.actions.copy().states,
             "in_flight": copy.deepcopy(self.in_flight),
-            "decoder": copy.deepcopy(self.decoder_state),
+            "decoder": copy.deepcopy(self.decoder_state) if decoder else None,
         }
 
     def restore(self, state: State) -> None:

@@ -143,10 +143,10 @@ class LedWorld(World):
         self.crew.tell(ForkWorld(self.number, twin.number))
         return twin
 
-    def snapshot(self) -> State:
+    def snapshot(self, *, decoder: bool = True) -> State:
         self.crew.tell(Snapshot(self.number))
         with self.crew.guarded():
-            return super().snapshot() | {"decoder": None}  # parts of it may lie on other ranks
+            return super().snapshot(decoder=False)  # parts of its memory may lie on other ranks
 
     def restore(self, state: State) -> None:
         state = state | {"decoder": None}  # of other bands than this group's, if of bands at all
