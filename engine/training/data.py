@@ -31,7 +31,7 @@ from engine.models.tiny.planet import (
     WEATHERS,
 )
 from engine.training.codec import LinearCodec
-from engine.training.lighting import LIVERIES, light_vector
+from engine.training.lighting import LIVERIES, PAINTED, light_vector
 from engine.training.renderer import STRIKES, Frame, render
 
 logger = logging.getLogger(__name__)
@@ -117,6 +117,13 @@ def change_scene(random: np.random.Generator, scene: tuple[int, int, int]) -> tu
         mixed = tuple(a if k else b for a, b, k in zip(scene, other, keep, strict=True))
         if mixed != scene:
             return mixed[0], mixed[1], mixed[2]
+
+
+def painted(signals: Array) -> npt.NDArray[np.bool_]:
+    """Whether signals (..., 13) may show anything in a livery: (...)."""
+    wears = np.array([subject in PAINTED for subject in SUBJECTS])
+    before, now = (wears[signals[..., scene.stop - 1].astype(int)] for scene in (BEFORE, NOW))
+    return np.asarray((now & (signals[..., WEIGHT] > 0)) | (before & (signals[..., WEIGHT] < 1)))
 
 
 def show(signals: Array) -> Frame:

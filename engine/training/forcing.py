@@ -1,18 +1,20 @@
 """From a diffusion model that sees a whole clip to one that makes it block by block from its own past: the pieces.
 
 Any model that reaches its self-attention through the engine's `Context` can use them; `predict` stands for it. The
-three ideas, each a function or a context:
+four ideas, each a function or a context:
 
 * teacher forcing (`TeacherForcing`, `teacher_forced`): a packed forward in which noisy blocks see a clean copy of the
   blocks before them, so that one pass trains every block of a clip exactly as it will be streamed;
-* noised and own context (`noised`, `own_guess`): the copy is noised, later replaced by the model's own guesses, so that
-  the model learns to live with its own mistakes;
-* few steps (`renoised`): the input of a later step is the model's own earlier answer with noise, as when sampling.
+* noised and own context (`noised`, `own_clip`): the copy is noised, later replaced by what the model itself made from
+  noise, so that it learns to live with its own mistakes;
+* few steps (`renoised`): the input of a later step is the model's own earlier answer with noise, as when sampling;
+* noise that chooses (`coupled`): what a clip leaves open is tied to its noise, so that a first step need not answer
+  with the mean of all it could be.
 
 Knows no data, no optimiser and no model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -101,6 +103,7 @@ class Rolling(Whole):
     While `writing`, the block's keys and values stay for the blocks to come.
     """
 
+    block: int
     window: int
     start: int = 0
     writing: bool = False
@@ -116,11 +119,11 @@ class Rolling(Whole):
         keys, values = ([block[layer][i] for block in self.past] for i in (0, 1))
         return attention(q, torch.cat([*keys, k], 1), torch.cat([*values, v], 1))
 
-    def commit(self, frames: int) -> None:
+    def commit(self) -> None:
         """The block that was just written becomes part of the past."""
         kept = [*self.past, self.fresh]
         self.past = kept[-self.window :] if self.window else []
-        self.fresh, self.start = {}, self.start + frames
+        self.fresh, self.start = {}, self.start + self.block
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -155,42 +158,50 @@ def teacher_forced(
     return answer[:, split:].reshape(x.shape[0], context.copies, context.frames, *x.shape[2:])
 
 
-@torch.no_grad()
-def own_guess(
-    predict: Predict, given: Any, clean: Tensor, noised_from: tuple[Tensor, Tensor], block: int, window: int
-) -> Tensor:
-    """What the model itself makes of a clip in one step, each block seeing the true ones before it.
-
-    `noised_from` is (times (B, F), noise like `clean`). At time 1 the step begins with nothing but noise, and a model
-    that has many right answers gives their mean. Below 1 it begins with a little of the truth, and gives the one
-    answer that the rest of the lesson is about.
-
-    Used in place of the truth as context (against exposure bias), and as what a later step starts from. It is one
-    packed pass, not a roll-out: mistakes of mistakes are left to the next training step.
-    """
-    frames = clean.shape[1]
-    context = TeacherForcing(frames, block, window, 1)
-    times, noise = noised_from
-    start = (noised(clean, times, noise)[:, None], times[:, None])
-    return teacher_forced(predict, given, (clean, torch.zeros_like(times)), start, context)[:, 0]
-
-
 def renoised(answer: Tensor, t: Tensor, noise: Tensor) -> Tensor:
     """The input of the next step of a few-step sampler: the model's own answer taken back to time t."""
     return noised(answer.detach(), t, noise)
 
 
+def coupled(noise: Tensor, choice: Tensor, directions: Tensor) -> Tensor:
+    """The noise, mirrored where it must be so that its sign along `directions` is `choice`.
+
+    noise (B, ...); choice (B, n) of 1 and -1, or 0 for either; directions (n, ...), orthonormal. If every choice is as
+    likely as every other, the noise of many clips together is as normal as before, so a sampler draws it as always and
+    the draw chooses. Source: flow matching between coupled samples (Tong et al., arXiv 2302.00482), whose coupling
+    is by distance; here it is by what is known of the clip.
+    """
+    flat, along = noise.flatten(1), directions.flatten(1)
+    said = flat @ along.T
+    wrong = torch.where(said * choice < 0, said, 0)
+    return (flat - 2 * wrong @ along).view_as(noise)
+
+
 @torch.no_grad()
-def roll_block(predict: Predict, given: Any, context: Rolling, noise: list[Tensor], times: tuple[float, ...]) -> Tensor:
-    """One block of a stream by few-step sampling, committed to `context`. `noise` has one (B, F, ...) per time."""
-    x = noise[0]
-    for step, t in enumerate(times):
-        now = torch.full(x.shape[:2], t, device=x.device)
-        answer = predict(x, now, given, context)
-        if step + 1 < len(times):
-            x = noised(answer, torch.full_like(now, times[step + 1]), noise[step + 1])
-    context.writing = True
-    predict(answer, torch.zeros_like(now), given, context)
-    context.writing = False
-    context.commit(x.shape[1])
-    return answer
+def own_clip(
+    predict: Predict,
+    given: Any,
+    noise: Sequence[Tensor],
+    times: Sequence[float],
+    written: tuple[Tensor, Tensor],
+    context: Rolling,
+) -> list[Tensor]:
+    """A clip that the model makes from noise block by block, as a stream: what every step answered, (B, F, ...) each.
+
+    `noise` has a clip (B, F, ...) for each of the sampler's `times`; `written` is (times (B, F), noise) of the clean
+    pass, in which a block enters the past.
+    """
+    answers: list[list[Tensor]] = [[] for _ in times]
+    frames = noise[0].shape[1]
+    for start in range(0, frames, context.block):
+        own = slice(start, start + context.block)
+        told, x = given.pick(torch.arange(own.start, own.stop)), noise[0][:, own]
+        for step, t in enumerate(times):
+            now = torch.full(x.shape[:2], t, device=x.device)
+            x = x if step == 0 else noised(answers[step - 1][-1], now, noise[step][:, own])
+            answers[step].append(predict(x, now, told, context))
+        context.writing = True
+        predict(noised(answers[-1][-1], written[0][:, own], written[1][:, own]), written[0][:, own], told, context)
+        context.writing = False
+        context.commit()
+    return [torch.cat(blocks, 1) for blocks in answers]

@@ -23,6 +23,7 @@ SIZE = 39
 
 LIVERIES: tuple[Colour, ...] = ((0.90, 0.20, 0.16), (0.16, 0.40, 0.86), (0.96, 0.74, 0.16), (0.20, 0.62, 0.34))
 """What boat, car, walker and balloon of a world are painted in. Nobody tells the model: only a world's past knows."""
+PAINTED = ("boat", "car", "walker", "balloon")
 
 
 @dataclass(frozen=True)

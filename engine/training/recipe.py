@@ -35,23 +35,25 @@ from engine.training.decoder import (
     new_decoder,
     render_lesson,
 )
-from engine.training.forcing import Rolling, Whole, noised, roll_block
+from engine.training.forcing import Whole, noised
 from engine.training.memory import MemoryFrames, fit_tables, measure_memory, memory_losses, memory_optimiser
 from engine.training.optimiser import Optimiser
 from engine.training.options import ALIASES, SHARE, STAGES, TrainingOptions
 from engine.training.run import Average, Chance, Plan, Stage
 from engine.training.sheets import write_sheet
 from engine.training.transformer import (
+    CONTEXT_TIME,
     STEP_TIMES,
-    WINDOW_BLOCKS,
     TransformerData,
     begin_transformer,
     block_losses,
+    draw_noise,
     few_step_losses,
     full_losses,
     give,
     measure_blocks,
     measure_variance,
+    roll,
     trunk_optimiser,
 )
 
@@ -197,14 +199,11 @@ def sheet_clips(network: TinyNetwork, data: TransformerData, codec: LinearCodec)
 
 
 @torch.no_grad()
-def roll_clips(network: TinyNetwork, signals: Array, chance: Chance, times: tuple[float, ...] = STEP_TIMES) -> Tensor:
-    """Clips (B, F, C, 9, 16) streamed block by block under the signals (B, F, 13)."""
-    given, context, made = give(network, signals, chance.numbers), Rolling(WINDOW_BLOCKS), []
-    for start in range(0, signals.shape[1], 2):
-        noise = [chance.normal(len(signals), 2, 64, 9, 16) for _ in times]
-        picked = given.pick(torch.arange(start, start + 2))
-        made.append(roll_block(network.predict, picked, context, noise, times))
-    return torch.cat(made, 1)
+def roll_clips(network: TinyNetwork, signals: Array, chance: Chance) -> Tensor:
+    """Clips (B, F, C, 9, 16) streamed block by block under the signals (B, F, 13), in the livery of the clips."""
+    start = torch.ones(signals.shape[:2])
+    first, given = draw_noise(signals, start, chance), give(network, signals, chance.numbers)
+    return roll(network, given, first, STEP_TIMES, CONTEXT_TIME * start, chance)[-1]
 
 
 # -- checkpoints --------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Trains the transformer on clips: full context, then teacher-forced blocks, then its own past in few steps.
 
 Each of the three is a losses function over the same clips; `forcing` has the reusable pieces. The target is always the
-true clip: this world has one right answer for every camera, clock and caption, so its few-step stage needs no teacher.
+true clip: this world has one right answer for every camera, clock, caption and livery, and the livery is tied to the
+first block's noise, so its few-step stage needs no teacher.
 """
 
 from typing import Final
@@ -10,23 +11,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.models.tiny.network import Given, TinyNetwork, to_tokens
-from engine.models.tiny.planet import LATENTS_PER_BLOCK
-from engine.training.data import BEFORE, CLIP_LATENTS, NOW, Array, Clips
-from engine.training.forcing import TeacherForcing, Whole, noised, own_guess, renoised, teacher_forced
+from engine.models.tiny.network import CHOOSING, Given, TinyNetwork, to_latents, to_tokens
+from engine.models.tiny.planet import CHANNELS, COLUMNS, LATENTS_PER_BLOCK, ROWS
+from engine.training.data import BEFORE, CLIP_LATENTS, LIVERY, NOW, Array, Clips, painted
+from engine.training.forcing import (
+    Rolling,
+    TeacherForcing,
+    Whole,
+    coupled,
+    noised,
+    own_clip,
+    renoised,
+    teacher_forced,
+)
 from engine.training.memory import choose_words, scenes_of
 from engine.training.optimiser import Optimiser
 from engine.training.run import Chance
 
 WINDOW_BLOCKS: Final = 3
 CONTEXT_NOISE: Final = 0.3
-SHAPES: Final = ((2, 12, 1), (4, 4, 2), (8, 2, 2))
-SHAPE_SHARE: Final = (0.3, 0.3, 0.4)
+SHAPES: Final = ((2, 16, 1), (4, 4, 2), (8, 2, 2))
+SHAPE_SHARE: Final = (0.4, 0.2, 0.4)
 """Latent frames, clips and noisy copies of a batch, and how often each is drawn; the first is a world's first block."""
-STEP_TIMES: Final = (1.0, 0.95, 0.83)
-"""Of the sampler: what a first block is to be (here a livery) is decided in much noise, little by little."""
-LATER_TIMES: Final = (0.95, 0.83, 0.5)
-"""Of the second step and those after it, with two to four steps."""
+SCHEDULES: Final = ((1.0, 0.83, 0.5), (1.0, 0.5, 0.25), (1.0, 0.5), (1.0, 0.25), (1.0,))
+"""Times of the samplers that it learns to be run with."""
+STEP_TIMES: Final = SCHEDULES[1]
+CONTEXT_TIME: Final = 0.15
+"""Noise in what a running world shows of the past."""
+OWN_SHARE: Final = 0.7
+"""How often the past is the network's own and not the true one."""
 MEMORY_PARTS: Final = ("memory", "words", "slots", "text", "pool", "motion", "phase")
 
 
@@ -70,13 +83,40 @@ def _clip_words(signals: Array, numbers: np.random.Generator) -> tuple[Tensor, T
     return before, now
 
 
+def draw_noise(signals: Array, t: Tensor, chance: Chance) -> Tensor:
+    """Noise (B, F, C, 9, 16) for times (B, F). It says the livery where a block has nothing else to tell it by."""
+    blocks = (len(t), -1, LATENTS_PER_BLOCK)
+    alone = openings(signals).to(t.device) & (t.reshape(blocks) == 1).all(2)
+    livery = torch.from_numpy(signals[:, 0, LIVERY]).to(t.device).long()
+    signs = 2.0 * torch.stack([livery % 2, livery // 2], -1) - 1
+    choice = signs[:, None] * alone[..., None]
+    noise = chance.normal(alone.numel(), LATENTS_PER_BLOCK, CHANNELS, ROWS, COLUMNS)
+    return coupled(noise, choice.flatten(0, 1), corner().to(t.device)).reshape(*t.shape, CHANNELS, ROWS, COLUMNS)
+
+
+def openings(signals: Array) -> Tensor:
+    """Blocks (B, F / 2) whose livery no block before them shows: the first, or the first with anything painted."""
+    shown = torch.from_numpy(painted(signals)).reshape(len(signals), -1, LATENTS_PER_BLOCK).any(2)
+    first: Tensor = shown & (shown.cumsum(1) == 1)
+    first[:, 0] = True
+    return first
+
+
+def corner() -> Tensor:
+    """The directions of a block's noise (2, 2, C, 9, 16) that choose."""
+    directions = torch.zeros(len(CHOOSING), LATENTS_PER_BLOCK, CHANNELS, ROWS, COLUMNS)
+    for direction, channel in zip(directions, CHOOSING, strict=True):
+        direction[:, channel, 0, 0] = LATENTS_PER_BLOCK**-0.5
+    return directions
+
+
 def full_losses(network: TinyNetwork, data: TransformerData, chance: Chance) -> dict[str, Tensor]:
     """The full-context diffusion model: all frames of a clip at one time, all seeing each other."""
     batch = 4 * data.scale
     signals, x = data.take(chance, CLIP_LATENTS, batch)
     given = give(network, signals, chance.numbers)
     t = _times(chance, batch, 1, 1)[:, 0].expand(-1, CLIP_LATENTS)
-    answer = network.predict(noised(x, t, chance.normal(*x.shape)), t, given, Whole())
+    answer = network.predict(noised(x, t, draw_noise(signals, t, chance)), t, given, Whole())
     return {"loss": weighted(network, answer, x, t), "error": (answer - x).square().mean()}
 
 
@@ -88,7 +128,8 @@ def block_losses(network: TinyNetwork, data: TransformerData, chance: Chance) ->
     context_t = (CONTEXT_NOISE * chance.uniform(batch, 1) ** 2).expand(-1, frames)
     clean = (noised(x, context_t, chance.normal(*x.shape)), context_t)
     t = _times(chance, batch, copies, frames // LATENTS_PER_BLOCK).repeat_interleave(LATENTS_PER_BLOCK, 2)
-    noisy = noised(x[:, None].expand(-1, copies, -1, -1, -1, -1), t, chance.normal(batch, copies, *x.shape[1:]))
+    noise = torch.stack([draw_noise(signals, t[:, copy], chance) for copy in range(copies)], 1)
+    noisy = noised(x[:, None].expand_as(noise), t, noise)
     context = TeacherForcing(frames, LATENTS_PER_BLOCK, WINDOW_BLOCKS, copies)
     answer = teacher_forced(network.predict, given, clean, (noisy, t), context)
     error = (answer[:, 0] - x).square().mean()
@@ -96,21 +137,40 @@ def block_losses(network: TinyNetwork, data: TransformerData, chance: Chance) ->
 
 
 def few_step_losses(network: TinyNetwork, data: TransformerData, chance: Chance) -> dict[str, Tensor]:
-    """As it will be run: context and later steps made of its own guesses, at the sampler's times."""
+    """As it will be run: the past and the input of later steps are what it made of the clip by itself, from noise."""
     frames, batch, _ = data.shape(chance)
     signals, x = data.take(chance, frames, batch)
     given = give(network, signals, chance.numbers)
-    start = (0.5 + 0.5 * chance.uniform(batch, 1)).expand(-1, frames)
-    guess = own_guess(network.predict, given, x, (start, chance.normal(*x.shape)), LATENTS_PER_BLOCK, WINDOW_BLOCKS)
-    past = torch.where(chance.uniform(batch, 1, 1, 1, 1) < 0.7, guess, x)
-    later = torch.tensor(chance.numbers.choice(LATER_TIMES, (batch, 1)), dtype=x.dtype, device=x.device)
-    later = later.expand(-1, frames)
-    noisy = torch.stack([chance.normal(*x.shape), renoised(guess, later, chance.normal(*x.shape))], 1)
-    times = torch.stack([torch.ones_like(later), later], 1)
-    context = TeacherForcing(frames, LATENTS_PER_BLOCK, WINDOW_BLOCKS, 2)
-    answer = teacher_forced(network.predict, given, (past, torch.zeros_like(later)), (noisy, times), context)
-    error_1, error_2 = ((answer[:, i] - x).square().mean() for i in range(2))
-    return {"loss": (error_1 + error_2) / network.variance.mean(), "error_1": error_1, "error_2": error_2}
+    times = SCHEDULES[chance.numbers.integers(len(SCHEDULES))]
+    start = torch.ones(batch, frames, device=x.device)
+    first, written = draw_noise(signals, start, chance), _written(start, chance)
+    own = roll(network, given, first, times, written, chance)
+    past = own[-1] if chance.numbers.random() < OWN_SHARE else x
+    noisy, at = [first], [start]
+    if len(times) > 1:
+        step = int(chance.numbers.integers(1, len(times)))
+        at.append(torch.full_like(start, times[step]))
+        noisy.append(renoised(own[step - 1], at[-1], chance.normal(*x.shape)))
+    clean = (noised(past, written, chance.normal(*x.shape)), written)
+    context = TeacherForcing(frames, LATENTS_PER_BLOCK, WINDOW_BLOCKS, len(at))
+    answer = teacher_forced(network.predict, given, clean, (torch.stack(noisy, 1), torch.stack(at, 1)), context)
+    errors = [(answer[:, copy] - x).square().mean() for copy in range(len(at))]
+    return {"loss": torch.stack(errors).sum() / network.variance.mean(), "first": errors[0], "last": errors[-1]}
+
+
+def _written(like: Tensor, chance: Chance) -> Tensor:
+    """Times of the clean pass (B, F), one for each clip: mostly what a running world uses."""
+    spread = CONTEXT_NOISE * chance.uniform(len(like), 1)
+    return torch.where(chance.uniform(len(like), 1) < 0.7, CONTEXT_TIME, spread).expand_as(like)
+
+
+def roll(
+    network: TinyNetwork, given: Given, first: Tensor, times: tuple[float, ...], written: Tensor, chance: Chance
+) -> list[Tensor]:
+    """Clips streamed block by block from the noise `first`: what each step of the sampler answered."""
+    noise = [first, *(chance.normal(*first.shape) for _ in times[1:])]
+    past = Rolling(LATENTS_PER_BLOCK, WINDOW_BLOCKS)
+    return own_clip(network.predict, given, noise, times, (written, chance.normal(*first.shape)), past)
 
 
 def weighted(network: TinyNetwork, answer: Tensor, target: Tensor, t: Tensor) -> Tensor:
@@ -122,10 +182,10 @@ def weighted(network: TinyNetwork, answer: Tensor, target: Tensor, t: Tensor) ->
 
 def _times(chance: Chance, batch: int, copies: int, blocks: int) -> Tensor:
     """(batch, copies, blocks): the first copy mostly pure noise, others all over."""
-    high = torch.where(chance.uniform(batch, 1, blocks) < 0.6, 1.0, 0.5 + 0.5 * chance.uniform(batch, 1, blocks))
+    high = torch.where(chance.uniform(batch, 1, blocks) < 0.7, 1.0, 0.5 + 0.5 * chance.uniform(batch, 1, blocks))
     if copies == 1:
         spread = torch.sigmoid(1.2 * chance.normal(batch, 1, blocks))
-        return torch.where(chance.uniform(batch, 1, blocks) < 0.65, high, spread).clamp(min=0.02)
+        return torch.where(chance.uniform(batch, 1, blocks) < 0.8, high, spread).clamp(min=0.02)
     spread = torch.sigmoid(1.2 * chance.normal(batch, copies - 1, blocks))
     return torch.cat([high, spread], 1).clamp(min=0.02)
 
@@ -159,23 +219,25 @@ def measure_variance(network: TinyNetwork, data: TransformerData) -> None:
 
 @torch.no_grad()
 def measure_blocks(network: TinyNetwork, data: TransformerData, clips: int = 24) -> str:
-    """Error relative to the variance of latents: memory alone, first block, later blocks, at some times."""
+    """Error by block in clips with something painted, relative to the variance of latents.
+
+    That of the memory alone; of one step with the true past; of clips rolled out by some of the samplers.
+    """
     chance = Chance.of(0, "measure", 0)
-    signals, x = data.take(chance, CLIP_LATENTS, clips)
-    given = give(network, signals, chance.numbers)
+    signals, x = data.take(chance, CLIP_LATENTS, 6 * clips)
+    kept = np.flatnonzero(painted(signals)[:, 0])[:clips]
+    signals, x = signals[kept], x[torch.from_numpy(kept)]
+    given, start = give(network, signals, chance.numbers), torch.ones(len(x), CLIP_LATENTS, device=x.device)
+    first, written = draw_noise(signals, start, chance), torch.full_like(start, CONTEXT_TIME)
     context = TeacherForcing(CLIP_LATENTS, LATENTS_PER_BLOCK, WINDOW_BLOCKS, 1)
-    power, report = float(x.var()), []
-    alone = float((to_tokens(x) - given.mean).square().mean()) / power
-    noise, zero = chance.normal(*x.shape), torch.zeros(clips, CLIP_LATENTS)
-    for time in (1.0, 0.5):
-        t = torch.full((clips, 1, CLIP_LATENTS), time)
-        noisy = noised(x[:, None], t, noise[:, None])
-        error = (teacher_forced(network.predict, given, (x, zero), (noisy, t), context)[:, 0] - x).square()
-        first, later = (float(error[:, part].mean()) / power for part in (slice(0, 2), slice(2, None)))
-        report.append(f"t={time}: {first:.4f} / {later:.4f}")
-    start = torch.full((clips, CLIP_LATENTS), 0.9)
-    guess = own_guess(network.predict, given, x, (start, noise), LATENTS_PER_BLOCK, WINDOW_BLOCKS)
-    t = torch.full((clips, 1, CLIP_LATENTS), STEP_TIMES[1])
-    second = renoised(guess[:, None], t, chance.normal(*guess[:, None].shape))
-    error = (teacher_forced(network.predict, given, (guess, zero), (second, t), context)[:, 0] - x).square()
-    return f"memory {alone:.4f} {' '.join(report)} two steps, own context {float(error.mean()) / power:.4f}"
+    shown, noisy = noised(x, written, chance.normal(*x.shape)), (first[:, None], start[:, None])
+    made = {"memory": to_latents(given.mean)}
+    made["true past"] = teacher_forced(network.predict, given, (shown, written), noisy, context)[:, 0]
+    for times in SCHEDULES:
+        made[str(times)] = roll(network, given, first, times, written, chance)[-1]
+    return ", ".join(f"{name} {_by_block(answer - x, float(x.var()))}" for name, answer in made.items())
+
+
+def _by_block(error: Tensor, power: float) -> str:
+    blocks = error.square().mean((0, 2, 3, 4)).reshape(-1, LATENTS_PER_BLOCK).mean(1) / power
+    return " ".join(f"{float(block):.4f}" for block in blocks)

@@ -18,12 +18,10 @@ from engine.models.tiny.model import TinyModel, TinyPrompt
 from engine.protocol import ActionState, PromptChange
 from engine.rollout import Request, Rollout
 from engine.training.data import Array
-from engine.training.lighting import LIVERIES
+from engine.training.lighting import LIVERIES, PAINTED
 from engine.training.truth import psnr, true_pictures
 
 BLOCK_S: Final = 0.5
-PAINTED: Final = ("boat", "car", "walker", "balloon")
-"""Subjects that wear a livery."""
 
 
 @dataclass(frozen=True)

@@ -75,14 +75,15 @@ def test_streaming_through_the_cache_is_the_training_forward(model: TinyModel) -
 def test_the_rolling_context_of_training_is_the_cache(model: TinyModel) -> None:
     parts = conditioning_of(model, 3)
     x = torch.randn(1, 6, 64, 9, 16)
-    rolling, cache = Rolling(2), KVCache(PagePool(PageFormat(GEOMETRY.kv, torch.float32), 16), parse("window=6"), 2)
+    rolling = Rolling(block=2, window=2)
+    cache = KVCache(PagePool(PageFormat(GEOMETRY.kv, torch.float32), 16), parse("window=6"), 2)
     for block, part in enumerate(parts):
         own, t = x[:, 2 * block : 2 * block + 2], torch.full((1, 2), 0.5)
         rolling.writing = True
         with torch.no_grad():
             a = model.network.predict(own, t, part.given(), rolling)
         rolling.writing = False
-        rolling.commit(2)
+        rolling.commit()
         with cache.stage(2 * block, 2) as staged:
             staged.clean = True
             b = own - 0.5 * model.forward(own, t * 1000, part, staged)

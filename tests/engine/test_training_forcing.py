@@ -12,10 +12,10 @@ from engine.training.forcing import (
     Rolling,
     TeacherForcing,
     Whole,
+    coupled,
     noised,
-    own_guess,
+    own_clip,
     renoised,
-    roll_block,
     teacher_forced,
 )
 
@@ -45,7 +45,7 @@ def test_a_packed_pass_sees_what_a_stream_sees() -> None:
     context = TeacherForcing(frames=6, block=2, window=1, copies=3)
     packed = teacher_forced(predict, Nothing(), (clean, times), (noisy, now), context)
     for copy in range(3):
-        stream = Rolling(window=1)
+        stream = Rolling(block=2, window=1)
         for start in range(0, 6, 2):
             own = slice(start, start + 2)
             made = predict(noisy[:, copy, own], now[:, copy, own], Nothing(), stream)
@@ -53,7 +53,7 @@ def test_a_packed_pass_sees_what_a_stream_sees() -> None:
             stream.writing = True
             predict(clean[:, own], times[:, own], Nothing(), stream)
             stream.writing = False
-            stream.commit(2)
+            stream.commit()
 
 
 def test_no_block_sees_the_future() -> None:
@@ -87,19 +87,36 @@ def test_noise_mixes_along_a_straight_line() -> None:
     assert torch.allclose(noised(clean, torch.full((2, 3), 0.5), noise), (clean + noise) / 2)
 
 
-def test_own_guesses_and_their_renoising_carry_no_gradient() -> None:
+def test_a_clip_of_its_own_is_what_a_stream_makes_and_carries_no_gradient() -> None:
+    torch.manual_seed(0)
+    noise, written = [torch.randn(2, 6, 12) for _ in range(2)], (torch.full((2, 6), 0.2), torch.randn(2, 6, 12))
+    leaf = noise[0].requires_grad_()
+    first, last = own_clip(predict, Nothing(), [leaf, noise[1]], (1.0, 0.5), written, Rolling(2, window=1))
+    assert not first.requires_grad and not last.requires_grad
+    context = TeacherForcing(frames=6, block=2, window=1, copies=2)
+    half = torch.full((2, 6), 0.5)
+    inputs = torch.stack([noise[0].detach(), renoised(first, half, noise[1])], 1)
+    past = (noised(last, written[0], written[1]), written[0])
+    packed = teacher_forced(predict, Nothing(), past, (inputs, torch.stack([torch.ones(2, 6), half], 1)), context)
+    assert torch.allclose(packed[:, 0], first, atol=1e-5) and torch.allclose(packed[:, 1], last, atol=1e-5)
+
+
+def test_renoising_carries_no_gradient() -> None:
     clean = torch.randn(1, 4, 12, requires_grad=True)
-    guess = own_guess(predict, Nothing(), clean, (torch.ones(1, 4), torch.randn(1, 4, 12)), 2, 1)
-    assert guess.shape == clean.shape and not guess.requires_grad
     assert not renoised(clean * 2, torch.full((1, 4), 0.5), torch.randn(1, 4, 12)).requires_grad
 
 
-def test_a_rolled_block_is_part_of_the_next_ones_past() -> None:
-    torch.manual_seed(0)
-    stream, noise = Rolling(window=2), [torch.randn(1, 2, 12) for _ in range(2)]
-    alone = roll_block(predict, Nothing(), Rolling(window=2), noise, (1.0, 0.5))
-    first = roll_block(predict, Nothing(), stream, noise, (1.0, 0.5))
-    second = roll_block(predict, Nothing(), stream, noise, (1.0, 0.5))
-    assert torch.equal(alone, first)
-    assert not torch.allclose(first, second)
-    assert stream.start == 4 and len(stream.past) == 2
+def test_coupled_noise_says_the_choice_and_is_as_normal_as_before() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(20_000, 3, 4, generator=generator)
+    directions = torch.zeros(2, 3, 4)
+    directions[0, 0, :2] = 0.5**0.5
+    directions[1, 2, 3] = 1
+    choice = torch.randint(0, 2, (20_000, 2), generator=generator) * 2.0 - 1
+    choice[:1000] = 0
+    made = coupled(noise, choice, directions)
+    said = made.flatten(1) @ directions.flatten(1).T
+    assert torch.equal(said[1000:].sign(), choice[1000:]) and torch.equal(made[:1000], noise[:1000])
+    covariance = torch.cov(made.flatten(1).T)
+    assert (covariance - torch.eye(12)).abs().max() < 0.05 and made.mean(0).abs().max() < 0.03
+    assert torch.equal(made[:, 1], noise[:, 1])

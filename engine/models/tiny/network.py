@@ -36,6 +36,15 @@ NEARNESS: Final = 6.0
 HANDED_ON: Final = 0.8
 SAID: Final = 0.6
 """How much of what is known of the past the first layer begins by handing on, and the network by answering."""
+CHOOSING: Final = (0, 1)
+"""Channels of a block's noise whose signs in the upper left corner choose what no prompt says, if no past does."""
+_CORNER, _OWN, _HEARD = WIDTH - 5, [WIDTH - 4, WIDTH - 3], [WIDTH - 2, WIDTH - 1]
+"""Channels of the network that begin as: this is the corner, what noise is here, what the corner's noise is."""
+MARK: Final = 4.0
+LOUDNESS: Final = 3.0
+"""How large the corner's mark and what it says begin, beside channels of about 0.5."""
+_STILL: Final = 30
+"""A number of a head that rotation hardly turns."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,7 @@ class Given:
 
 
 class Layer(nn.Module):
-    def __init__(self, cross: bool, copies: bool) -> None:
+    def __init__(self, cross: bool, first: bool) -> None:
         super().__init__()
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
         self.merge = nn.Linear(WIDTH, WIDTH)
@@ -85,8 +94,9 @@ class Layer(nn.Module):
             if linear is not None:
                 nn.init.zeros_(linear.weight)
                 nn.init.zeros_(linear.bias)
-        if copies:
+        if first:
             self._start_copying()
+            self._start_listening()
 
     @torch.no_grad()
     def _start_copying(self) -> None:
@@ -102,6 +112,18 @@ class Layer(nn.Module):
         self.qkv.bias.copy_(copying.flatten())
         self.qkv.weight[2 * WIDTH : 2 * WIDTH + TOKEN] = torch.eye(TOKEN, WIDTH)
         self.merge.weight[:, :TOKEN] = HANDED_ON * torch.eye(WIDTH, TOKEN)
+
+    @torch.no_grad()
+    def _start_listening(self) -> None:
+        """The last head begins by telling every token what the noise in the corner is."""
+        query, key, value = (self.qkv.weight.view(3, HEADS, HEAD, WIDTH)[i, -1] for i in range(3))
+        for part in (query, value, key[_STILL], self.qkv.bias.view(3, HEADS, HEAD)[:, -1]):
+            part.zero_()
+        self.qkv.bias.view(3, HEADS, HEAD)[0, -1, _STILL] = 1
+        key[_STILL, _CORNER] = 1
+        value[[0, 1], _OWN] = 1
+        self.merge.weight[:, -HEAD:] = 0
+        self.merge.weight[_HEARD, [-HEAD, 1 - HEAD]] = LOUDNESS
 
     def heads(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Normalised queries and keys, and values: (B, F, S, heads, head_dim) each."""
@@ -139,7 +161,7 @@ class TinyNetwork(nn.Module):
         self.map = nn.Linear(5 * table, BANDS * WIDTH)
         self.place = nn.Parameter(torch.randn(TOKENS, WIDTH) * 0.3)
         self.into = nn.Linear(2 * TOKEN, WIDTH)
-        self.layers = nn.ModuleList(Layer(i in CROSS_LAYERS, copies=i == 0) for i in range(LAYERS))
+        self.layers = nn.ModuleList(Layer(i in CROSS_LAYERS, first=i == 0) for i in range(LAYERS))
         self.modulate = nn.Sequential(nn.SiLU(), nn.Linear(WIDTH, 6 * WIDTH))
         self.modulate_out = nn.Sequential(nn.SiLU(), nn.Linear(WIDTH, 2 * WIDTH))
         self.out = nn.Linear(WIDTH, TOKEN)
@@ -150,6 +172,7 @@ class TinyNetwork(nn.Module):
         nn.init.normal_(self.words.weight, std=0.3)
         nn.init.normal_(self.phase.weight, std=0.3)
         self._start_copying()
+        self._start_listening()
         last, last_out = self.modulate[1], self.modulate_out[1]
         assert isinstance(last, nn.Linear) and isinstance(last_out, nn.Linear)
         nn.init.normal_(last.weight, std=0.002)
@@ -167,6 +190,17 @@ class TinyNetwork(nn.Module):
         self.into.weight[:TOKEN, TOKEN:] = torch.eye(TOKEN)
         self.out.weight.copy_(SAID * torch.eye(TOKEN, WIDTH))
         self.out.bias.zero_()
+
+    @torch.no_grad()
+    def _start_listening(self) -> None:
+        """The last channels begin empty but for the mark of the corner and the noise that chooses; see `Layer`."""
+        mine = [_CORNER, *_OWN, *_HEARD]
+        for weight in (self.into.weight, self.map.weight.view(BANDS, WIDTH, -1), self.place.unsqueeze(-1)):
+            weight[..., mine, :] = 0
+        for bias in (self.into.bias, self.map.bias.view(BANDS, WIDTH)):
+            bias[..., mine] = 0
+        self.place[0, _CORNER] = MARK
+        self.into.weight[_OWN, [channel * STACK for channel in CHOOSING]] = 1
 
     # -- what is given -----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,67 @@
+"""What no prompt says is tied to the noise of the block that has nothing else to tell it by."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine.models.tiny.network import CHOOSING, Scenes, TinyNetwork
+from engine.models.tiny.planet import SUBJECTS
+from engine.training.data import LIVERY, NOW, WEIGHT, Array, painted
+from engine.training.forcing import Whole
+from engine.training.run import Chance
+from engine.training.transformer import draw_noise, openings
+
+
+def clip(livery: int, subjects: tuple[str, ...]) -> Array:
+    """Signals (F, 13): one subject after another, a block each, without a dissolve."""
+    signals = np.zeros((2 * len(subjects), 13), np.float32)
+    signals[:, WEIGHT], signals[:, LIVERY] = 1, livery
+    signals[:, NOW.stop - 1] = np.repeat([SUBJECTS.index(subject) for subject in subjects], 2)
+    return signals
+
+
+def said(noise: torch.Tensor) -> list[int]:
+    """The livery that the corner of each block of a clip (F, C, 9, 16) says."""
+    corners = noise[:, list(CHOOSING), 0, 0].reshape(-1, 2, len(CHOOSING)).sum(1)
+    return [int(first) + 2 * int(second) for first, second in corners > 0]
+
+
+def test_what_is_painted_is_known_from_the_signals() -> None:
+    signals = clip(0, ("none", "car", "birds", "balloon"))
+    assert painted(signals)[::2].tolist() == [False, True, False, True]
+    signals[2:4, WEIGHT] = 0.0  # still all of the scene before, in which there is nobody
+    assert painted(signals)[::2].tolist() == [False, False, False, True]
+
+
+def test_a_block_opens_a_clip_or_shows_the_first_paint() -> None:
+    clips = np.stack([clip(0, ("none", "none", "car", "car")), clip(0, ("boat", "none", "car", "car"))])
+    assert openings(clips).tolist() == [[True, False, True, False], [True, False, False, False]]
+
+
+def test_only_pure_noise_of_an_opening_block_says_the_livery() -> None:
+    for livery in range(4):
+        signals = np.stack([clip(livery, ("car", "car", "car"))] * 64)
+        noise = draw_noise(signals, torch.ones(64, 6), Chance.of(0, "pure", livery))
+        heard = [said(one) for one in noise]
+        assert {first for first, _, _ in heard} == {livery}
+        assert {second for _, second, _ in heard} == {0, 1, 2, 3}
+        later = draw_noise(signals, torch.full((64, 6), 0.9), Chance.of(0, "later", livery))
+        assert {said(one)[0] for one in later} == {0, 1, 2, 3}
+
+
+def test_a_new_network_tells_every_token_what_the_corner_says() -> None:
+    torch.manual_seed(0)
+    network = TinyNetwork(table=4, hidden=8, images=2)
+    torch.nn.init.normal_(network.out.weight)
+    at = torch.zeros(1, 2)
+    scenes = Scenes(at, at, at + 1, at, at, at)
+    words = network.embed_words(torch.zeros(1, 1, 3, dtype=torch.long))
+    given = network.recall(scenes, words, words, network.cross_kv(torch.cat([words, words], -2)))
+    noise = torch.randn(1, 2, 64, 9, 16, requires_grad=True)
+    network.predict(noise, torch.ones(1, 2), given, Whole())[0, 1, :, 8, 15].sum().backward()  # type: ignore[no-untyped-call]
+    assert noise.grad is not None
+    heard = noise.grad[0, 0].abs()
+    elsewhere = heard.clone()
+    elsewhere[:, :3, 0] = 0  # but for the token in the corner
+    assert float(heard[list(CHOOSING), 0, 0].min()) > 3 * float(elsewhere.max())
