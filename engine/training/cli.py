@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     train.add_argument("--hours", type=float, default=6.0, help="time for all stages, or for the one asked for")
     train.add_argument("--steps", type=int, help="steps of the stage, instead of what --hours gives")
     train.add_argument("--out", type=Path, required=True, help="folder of the run: clips, checkpoints, log, sheets")
+    train.add_argument("--start", type=Path, help="folder of exported weights that a new run begins with")
     train.add_argument("--seed", type=int, default=0)
     train.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     train.add_argument("--preset", choices=tuple(SIZES), default="cpu")
@@ -76,7 +77,8 @@ def _train(args: argparse.Namespace, console: Console) -> int:
 
     del console
     torch.set_num_threads(args.threads)
-    run_training(TrainingOptions(args.out, args.stage, args.hours, args.seed, args.device, args.preset, args.steps))
+    asked = (args.stage, args.hours, args.seed, args.device, args.preset, args.steps, args.start)
+    run_training(TrainingOptions(args.out, *asked))
     return 0
 
 

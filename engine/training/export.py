@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from engine.training.recipe import load_decoder, load_network, newest_network
+from engine.training.recipe import load_decoder, load_network, newest_decoder, newest_network
 
 
 class NothingTrained(FileNotFoundError):
@@ -19,8 +19,8 @@ class NothingTrained(FileNotFoundError):
 
 def export(run: Path, weights: Path) -> dict[str, int]:
     """Writes `world.safetensors` and `decoder.safetensors`; returns their sizes in bytes. Raises NothingTrained."""
-    newest = newest_network(run)
-    if newest is None or not (run / "decoder.pt").exists():
+    newest, decoder = newest_network(run), newest_decoder(run)
+    if newest is None or not decoder.exists():
         raise NothingTrained(f"{run}: expected checkpoints of the memory and the decoder, got {_found(run)}")
     network = load_network(newest)
     if newest.stem == "memory":  # the transformer has not been trained: let it add nothing
@@ -29,7 +29,7 @@ def export(run: Path, weights: Path) -> dict[str, int]:
         network.variance.fill_(1e-4)
     weights.mkdir(parents=True, exist_ok=True)
     written = {}
-    for module, name in ((network, "world"), (load_decoder(run / "decoder.pt"), "decoder")):
+    for module, name in ((network, "world"), (load_decoder(decoder), "decoder")):
         path = weights / f"{name}.safetensors"
         _save_half(module, path)
         written[path.name] = path.stat().st_size

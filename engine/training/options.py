@@ -36,6 +36,7 @@ class TrainingOptions:
     device: str = "cpu"
     preset: str = "cpu"
     steps: int | None = None  # instead of what `hours` would give; for one stage
+    start: Path | None = None  # exported weights to begin with
 
     @property
     def size(self) -> Size:

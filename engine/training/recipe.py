@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from engine.models.tiny.decoder import KeyframeDecoder
+from engine.models.tiny.model import load_from
 from engine.models.tiny.network import TinyNetwork
 from engine.training import codec as linear
 from engine.training.codec import LinearCodec
@@ -56,24 +57,45 @@ from engine.training.transformer import (
     roll,
     trunk_optimiser,
 )
+from engine.training.truth import codec_of
+from engine.weights import WeightsError
 
 logger = logging.getLogger(__name__)
+
+CODEC: Final = "codec.safetensors"
+START: Final = "start.pt"
+START_DECODER: Final = "start-decoder.pt"
 
 
 def run_training(options: TrainingOptions) -> None:
     """Runs the stage (or all of them) to its end, or on from its last checkpoint."""
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.start is not None:
+        begin_with(options.start, options.out)
     asked = STAGES if options.stage == "all" else ALIASES.get(options.stage, (options.stage,))
     for stage in asked:
         logger.info("stage %s", stage)
         RUNNERS[stage](options)
 
 
+def begin_with(weights: Path, run: Path) -> None:
+    """Makes exported weights what the stages of a new run go on from. Raises WeightsError."""
+    if (run / START).exists():
+        return
+    if (run / CODEC).exists():
+        raise WeightsError(f"{run}: expected a new run for the start {weights}, got one with a codec of its own")
+    model = load_from(weights)
+    decoder = model.decoder.network
+    torch.save({"average": decoder.state_dict()}, run / START_DECODER)
+    codec_of(decoder.basis.detach(), decoder.mean.detach()).save(run / CODEC)
+    torch.save({"average": model.network.state_dict()}, run / START)
+
+
 # -- data --------------------------------------------------------------------------------------------------
 
 
 def make_codec(options: TrainingOptions) -> None:
-    path = options.out / "codec.safetensors"
+    path = options.out / CODEC
     if not path.exists():
         numbers = np.random.default_rng((options.seed, 10**9))
         pictures = [show(walk(numbers, 2)[i % 2]).picture() for i in range(1400)]
@@ -82,7 +104,7 @@ def make_codec(options: TrainingOptions) -> None:
 
 def make_clips(options: TrainingOptions) -> None:
     """The training shards, and one more that is held out."""
-    codec = LinearCodec.load(options.out / "codec.safetensors")
+    codec = LinearCodec.load(options.out / CODEC)
     make = partial(make_shard, options.out / "clips", seed=options.seed, codec=codec)
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as processes:
         list(processes.map(make, range(options.size.shards + 1)))
@@ -101,14 +123,15 @@ def train_memory(options: TrainingOptions) -> None:
     clips, training, held_out = open_clips(options)
     frames, checks = MemoryFrames(clips, training), MemoryFrames(clips, held_out)
     torch.manual_seed(options.seed)
-    network = TinyNetwork().to(options.device)
+    start = options.out / START
+    network = (load_network(start) if start.exists() else TinyNetwork()).to(options.device)
     optimiser = memory_optimiser(network)
 
     def losses(chance: Chance) -> dict[str, Tensor]:
         return memory_losses(network, frames, options.size.memory_batch, chance)
 
     stage = _stage(options, "memory", network, optimiser, losses, hold=0.45)
-    if not stage.resume():
+    if not stage.resume() and not start.exists():
         fit_tables(network.memory, frames)
         stage.average = Average(network, 0.995)
     stage.run(losses, lambda module: f"{measure_memory(_network(module), checks):.4f}")
@@ -135,7 +158,7 @@ def _train_transformer(
     clips, training, held_out = open_clips(options)
     scale = options.size.clip_scale
     data, checks = TransformerData(clips, training, scale), TransformerData(clips, held_out)
-    network = load_network(options.out / f"{before}.pt").to(options.device)
+    network = load_network(first_of(options.out / f"{before}.pt", options.out / START)).to(options.device)
     if before == "memory":
         begin_transformer(network, options.seed)
         measure_variance(network, data)
@@ -143,7 +166,7 @@ def _train_transformer(
     def of(chance: Chance) -> dict[str, Tensor]:
         return losses(network, data, chance)
 
-    codec = LinearCodec.load(options.out / "codec.safetensors")
+    codec = LinearCodec.load(options.out / CODEC)
 
     def check(module: torch.nn.Module) -> str:
         write_sheet(options.out / f"{name}-sheet.png", sheet_clips(_network(module), checks, codec))
@@ -156,9 +179,10 @@ def _train_transformer(
 
 def train_decoder(options: TrainingOptions) -> None:
     """On true latents with noise; once the memory is trained, two thirds of them its own."""
-    codec = LinearCodec.load(options.out / "codec.safetensors")
+    codec = LinearCodec.load(options.out / CODEC)
     torch.manual_seed(options.seed)
-    decoder = new_decoder(codec).to(options.device)
+    start = options.out / START_DECODER
+    decoder = (load_decoder(start) if start.exists() else new_decoder(codec)).to(options.device)
     degrade = _degrade(options)
 
     def losses(chance: Chance) -> dict[str, Tensor]:
@@ -212,7 +236,17 @@ def roll_clips(network: TinyNetwork, signals: Array, chance: Chance) -> Tensor:
 def newest_network(folder: Path) -> Path | None:
     """The checkpoint of the furthest stage that has trained the network."""
     made = [folder / f"{name}.pt" for name in ("few-step", "blocks", "full", "memory")]
-    return next((path for path in made if path.exists()), None)
+    return next((path for path in (*made, folder / START) if path.exists()), None)
+
+
+def newest_decoder(folder: Path) -> Path:
+    """Its own if the run has trained one."""
+    return first_of(folder / "decoder.pt", folder / START_DECODER)
+
+
+def first_of(own: Path, start: Path) -> Path:
+    """What the run has made, or else what it began with."""
+    return own if own.exists() or not start.exists() else start
 
 
 def load_network(path: Path) -> TinyNetwork:

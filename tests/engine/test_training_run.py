@@ -18,8 +18,10 @@ from engine.training.data import CAMERA, CLOCK, NOW, WEIGHT, Clips, Shard, walk
 from engine.training.export import NothingTrained, export
 from engine.training.memory import MemoryFrames, choose_words, memory_losses, memory_optimiser
 from engine.training.optimiser import Optimiser, orthogonal, rate
+from engine.training.recipe import begin_with, newest_network
 from engine.training.renderer import Frame
 from engine.training.run import Chance, Plan, Stage
+from engine.weights import WeightsError
 
 
 class Killed(Exception):
@@ -141,3 +143,27 @@ def test_shards_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     data.make_shard(tmp_path, 0, 0, linear)
     assert (tmp_path / "latents-000.npy").stat().st_mtime_ns == made
     assert data.open_shard(tmp_path, 0).latents.shape == (1, 8, CHANNELS, ROWS, COLUMNS)
+
+
+def test_a_run_may_begin_with_exported_weights(tmp_path: Path) -> None:
+    network, decoder, run = TinyNetwork(), KeyframeDecoder(), tmp_path / "run"
+    (tmp_path / "before").mkdir()
+    run.mkdir()
+    torch.save({"average": network.state_dict()}, tmp_path / "before" / "blocks.pt")
+    torch.save({"average": decoder.state_dict()}, tmp_path / "before" / "decoder.pt")
+    export(tmp_path / "before", tmp_path / "weights")
+    begin_with(tmp_path / "weights", run)
+    assert newest_network(run) == run / "start.pt" and (run / "codec.safetensors").exists()
+    export(run, tmp_path / "again")
+    for name in ("world", "decoder"):
+        first, second = ((tmp_path / f / f"{name}.safetensors").read_bytes() for f in ("weights", "again"))
+        assert first == second
+    torch.save({"average": network.state_dict()}, run / "few-step.pt")
+    begin_with(tmp_path / "weights", run)
+    assert newest_network(run) == run / "few-step.pt"
+
+
+def test_a_run_with_a_codec_of_its_own_cannot_begin_with_other_weights(tmp_path: Path) -> None:
+    (tmp_path / "codec.safetensors").touch()
+    with pytest.raises(WeightsError, match="expected a new run for the start weights, got one with a codec"):
+        begin_with(Path("weights"), tmp_path)
