@@ -95,10 +95,8 @@ class World:
     # ---------------------------------------------------------------------------------------------- steering
 
     def steer(self, change: PromptChange) -> int:
-        """Let a prompt take effect at the next block that has not begun; return that block's index."""
-        block = self.next_open_block
-        self.prompts.change(block, self._resolved(change))
-        return block
+        """Let a prompt take effect at the next block that has not begun; return the first block that shows it."""
+        return self.prompts.change(self.next_open_block, self._resolved(change))
 
     def schedule(self, change: PromptChange, at_s: float) -> None:
         """Let a prompt take effect at the first block that begins at or after a media time."""
