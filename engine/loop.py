@@ -48,8 +48,9 @@ from engine.protocol import (
     WorldChanged,
     WorldState,
 )
+from engine.room import Room
 from engine.running import Running
-from engine.scheduler import RETRY_AFTER_S, SPARE, Choice, Scheduler, Turn
+from engine.scheduler import SPARE, Choice, Scheduler, Turn
 from engine.trace import chrome_trace, snapshot
 from engine.usage import Usage
 
@@ -71,6 +72,7 @@ class Engine:
         self._decoding = Decoding(playout, link.wake, config.threads, niceness)
         self._drift = DriftMeters()
         self._scheduler = Scheduler(config.max_worlds, config.max_load)
+        self._room = Room(self._scheduler, config.kv_budget_bytes, config.host_budget_bytes)
         self._models: dict[str, Loaded] = {}
         self._worlds: dict[str, Running] = {}
         self._deferred: deque[Command] = deque()  # came while a block was made, and must wait for its end
@@ -160,15 +162,10 @@ class Engine:
                 raise ValueError(f"world: expected a new name, got {id!r} again")
             if spec.model not in self._models:
                 raise ValueError(f"model: expected one of {', '.join(self._models)}, got {spec.model!r}")
-            wanted = plan(self._models[spec.model], spec, self._config.kv_budget_bytes)
-            period_s = wanted.loaded.model.geometry.block_s
-            admission = self._scheduler.admit(wanted.kind, period_s)
+            wanted = plan(self._models[spec.model], spec, self._room.device_bytes, self._room.host_bytes)
+            admission = self._room.admit(wanted, [running.plan for running in self._worlds.values()])
             if not admission.admitted:
                 self._link.send(Refused(command.id, id, admission.reason, True, admission.retry_after_s))
-                return
-            held = sum(running.plan.cache_bytes for running in self._worlds.values())
-            if reason := no_memory_for(wanted.cache_bytes, held, self._config.kv_budget_bytes):
-                self._link.send(Refused(command.id, id, reason, bool(self._worlds), RETRY_AFTER_S))
                 return
             running = Running.open(id, wanted, self._config.journal_dir, command.continues)
         except ConnectionError:  # a rank is lost, and with it all worlds
@@ -336,13 +333,6 @@ class Engine:
             figures = self._playout.figures(running.id)
             if figures is not None:
                 self._link.send(running.stats(figures, self._drift.metrics(running.id)))
-
-
-def no_memory_for(cache_bytes: int, held: int, budget: int | None) -> str:
-    """Why another world's cache does not fit beside the bytes held already; "" if it does."""
-    if budget is None or held + cache_bytes <= budget:
-        return ""
-    return f"KV budget: {cache_bytes} bytes wanted, {budget - held} of {budget} are left"
 
 
 def profile(command: WantProfile, *, known: bool) -> Profile | Refused:
