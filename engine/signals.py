@@ -16,6 +16,9 @@ from engine.protocol import MAX_PROMPT_CHARS, ActionState, PromptChange
 MOST_WAIT = 2
 """Blocks that a blend waits for another at most: hurried so, no dissolve is faster than one over two blocks."""
 
+MOST_AT_A_BLOCK = 64
+"""Prompts that may wait for the same block: as many as a schedule holds, and more than a paused world needs."""
+
 Encode = Callable[[str, Prompt | None], Prompt]
 
 
@@ -79,6 +82,10 @@ class PromptTrack:
         check_prompt(change.text)
         if change.mode == "blend" and change.over_blocks < 1:
             raise SignalError(f"over_blocks: expected at least 1, got {change.over_blocks}")
+        if sum(s.block == block for s in self.switches) >= MOST_AT_A_BLOCK:
+            raise SignalError(
+                f"prompt: expected at most {MOST_AT_A_BLOCK} for block {block}, got one more before it began"
+            )
         at = sum(s.block <= block for s in self.switches)
         for later in self.switches[at:]:
             later.prompt = None  # it may build on the prompt that now comes before it
