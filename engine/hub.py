@@ -14,7 +14,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.models.presets import File, MissingFiles, Part, Preset
+from engine.models.files import File, MissingFiles, Part
+from engine.models.presets import Preset
 
 logger = logging.getLogger(__name__)
 DEFAULT_FOLDER = Path.home() / ".cache" / "inferix"

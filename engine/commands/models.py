@@ -20,7 +20,8 @@ from engine.commands.refusal import refuse
 from engine.hub import Found, HubUnavailable
 from engine.kvcache.policy import PolicyError
 from engine.models import presets
-from engine.models.presets import MissingFiles, Part, Preset, UnknownModel
+from engine.models.files import MissingFiles, Part
+from engine.models.presets import Preset, UnknownModel
 from engine.plan import Needs, Plan
 from engine.weights import WeightsError
 

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from engine import hub
 from engine.commands import models
 from engine.models import presets
-from engine.models.presets import File, LoadOptions, MissingFiles, Preset, UnknownModel
+from engine.models.files import TINY_DECODER, File, MissingFiles
+from engine.models.presets import LoadOptions, Preset, UnknownModel
 from engine.plan import Plan
 
 PRESET = presets.find("longlive-1.3b")
@@ -53,7 +54,7 @@ def test_files_are_found_by_part_and_patterns_by_index_or_folder(tmp_path: Path)
     put(tmp_path, sharded, "diffusion_pytorch_model-00001-of-00006.safetensors")
     index = put(tmp_path, sharded, "diffusion_pytorch_model.safetensors.index.json")
     assert hub.path(tmp_path, sharded) == index
-    (tmp_path / presets.TINY_DECODER.repo / presets.TINY_DECODER.path).unlink()
+    (tmp_path / TINY_DECODER.repo / TINY_DECODER.path).unlink()
     assert "tiny_decoder" not in hub.locate(PRESET, tmp_path)
     with pytest.raises(MissingFiles, match="tiny_decoder"):
         hub.locate(PRESET, tmp_path, tiny=True)

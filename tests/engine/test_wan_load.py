@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from engine import recipe
 from engine.decoder import decode
 from engine.models import BlockSignals, presets
-from engine.models.presets import LoadOptions, MissingFiles, Preset
+from engine.models.files import MissingFiles
+from engine.models.presets import LoadOptions, Preset
 from engine.models.taehv import Taehv
 from engine.models.umt5 import UMT5Sizes, build, official_names
 from engine.models.wan import WanTransformer
