@@ -13,6 +13,7 @@ How one block travels, in the order of the files:
  9. `decoder.py`    latents to pictures
 10. `playout.py`    each picture at its media time, through `encoder.py`, once per world
 
-Beside the path: `weights.py` (checkpoints), `profiler.py`, `journal.py` (replay), `parallel/` (a world on many ranks),
+Beside the path: `room.py` (who is let in), `telemetry.py` (what is told of it all), `plan.py` (what a model needs),
+`weights.py` (checkpoints), `profiler.py`, `journal.py` (replay), `parallel/` (a world on many ranks),
 `lvbench/` (does it drift?) and `training/` (where the shipped model comes from).
 """

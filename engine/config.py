@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class EngineConfig:
     threads: int = 1  # of the denoiser; decoding and encoding have threads of their own
     nice: int = 10  # niceness of the computing threads; playout keeps its own
     kv_budget_bytes: int | None = None  # for the pages of all worlds together; None: what the worlds admitted need
+    host_budget_bytes: int = field(default_factory=lambda: memory_bytes() // 4)  # for pages that wait in host memory
     max_worlds: int = 16
     max_load: float = 0.95  # seconds of computing per second that admission may promise
     encoder: str = "auto"  # for H.264; auto: the first hardware encoder that encodes a frame, else libx264
@@ -66,6 +68,8 @@ class EngineConfig:
         _check("nice", self.nice, 0 <= self.nice <= 19, "0 to 19")
         budget = self.kv_budget_bytes
         _check("kv_budget_bytes", budget, budget is None or budget > 0, "a positive number of bytes")
+        host = self.host_budget_bytes
+        _check("host_budget_bytes", host, host >= 0, "a number of bytes, 0 or more")
         _check("max_worlds", self.max_worlds, 1 <= self.max_worlds <= 1024, "1 to 1024")
         _check("max_load", self.max_load, 0 < self.max_load <= 16, "above 0, at most 16")
         _check("encoder", self.encoder, self.encoder in ENCODERS, "one of " + ", ".join(ENCODERS))
@@ -103,6 +107,11 @@ class EngineConfig:
         return cls(**found)
 
 
+def memory_bytes() -> int:
+    """Of this machine; what a container may use of it is its operator's to say."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def parse_bytes(text: str) -> int:
     """Bytes written as a number with an optional k, m or g: `512m`."""
     unit = BYTE_UNITS.get(text[-1:].lower(), 1)
@@ -138,6 +147,7 @@ _CONVERTERS: dict[str, Callable[[str], Any]] = {
     "threads": int,
     "nice": int,
     "kv_budget_bytes": parse_bytes,
+    "host_budget_bytes": parse_bytes,
     "max_worlds": int,
     "max_load": float,
     "encoder": str,
@@ -174,6 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", help="threads of the denoiser")
     parser.add_argument("--nice", help="niceness of the computing threads")
     parser.add_argument("--kv-budget-bytes", help="bytes for all caches, as in 512m or 8g")
+    parser.add_argument("--host-budget-bytes", help="bytes for pages in host memory (default: a quarter of the memory)")
     parser.add_argument("--max-worlds", help="worlds at a time at most")
     parser.add_argument("--max-load", help="seconds of computing per second that admission may promise")
     parser.add_argument("--encoder", help="for H.264: " + ", ".join(ENCODERS))

@@ -25,4 +25,5 @@ def decode(world: World, block: Block, name: str | None = None) -> Pictures:
     `name` is the world's in the profiler, where no span around this says it.
     """
     with span("decode", world=name, block=block.index):
-        return world.show(block.latents, block.conditioning).contiguous().cpu().numpy()
+        pictures = world.show(block.start, block.latents, block.conditioning)
+        return pictures.contiguous().cpu().numpy()

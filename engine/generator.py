@@ -62,7 +62,14 @@ class Generator:
         Raises ValueError if they are not a whole number of blocks, unless the world's sampler begins worlds itself.
         """
         if isinstance(world.sampler, Beginner):
-            return self._begun(world, world.sampler, latents.to(self.model.device))
+            blocks = self._begun(world, world.sampler, latents.to(self.model.device))
+        else:
+            blocks = self._prefilled(world, latents)
+        for block in blocks:
+            world.hand_out(block.start, block.latents, block.conditioning)
+        return blocks
+
+    def _prefilled(self, world: World, latents: Tensor) -> list[Block]:
         g, blocks, at = self.model.geometry, [], 0
         while at < latents.shape[0]:
             frames = g.block_frames(world.block)
@@ -103,6 +110,7 @@ class Generator:
         for world, (signals, value), c, m in zip(worlds, values, conditioning, made, strict=True):
             world.moved_on(signals, m.context, c.motion)
             start = signals.start + m.context.shape[0] - m.latents.shape[0]
+            world.hand_out(start, m.latents, c)
             blocks.append(Block(signals.block, start, m.latents, c, value.began))
         return blocks
 

@@ -1,10 +1,9 @@
-"""Where published files lie, what they need, and how they get here.
+"""Where published files lie, and how they get here.
 
     <folder>/<owner>/<repository>/<path>      e.g. ~/.cache/inferix/Wan-AI/Wan2.1-T2V-1.3B/Wan2.1_VAE.pth
 
 `locate` finds a preset's files there and says exactly what is missing; `pull` fetches them with huggingface_hub
-(resumed where a download was cut, nothing fetched when offline); `needs` is arithmetic from the preset's sizes. Knows
-no modules.
+(resumed where a download was cut, nothing fetched when offline). Knows no modules.
 """
 
 from __future__ import annotations
@@ -15,33 +14,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.kvcache import policy
-from engine.models.presets import File, Flow, MissingFiles, Part, Preset
+from engine.models.files import File, MissingFiles, Part
+from engine.models.presets import Preset
 
 logger = logging.getLogger(__name__)
 DEFAULT_FOLDER = Path.home() / ".cache" / "inferix"
-BF16_BYTES = 2
 
 
 class HubUnavailable(RuntimeError):
     """Files cannot be fetched from here; the message says why, and where they may be put by hand."""
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a preset takes, in bytes."""
-
-    disk: int
-    network: int  # on the device, in bfloat16
-    kv: int  # for one world and all its branches of guidance, with room to compute the past again
-    decoder: int
-    text_encoder: int
-    working: int  # activations of one block, about
-
-    @property
-    def device(self) -> int:
-        """With the text encoder freed after each prompt."""
-        return self.network + self.kv + self.decoder + self.working
 
 
 @dataclass(frozen=True)
@@ -87,23 +68,6 @@ def layout(root: Path, missing: list[File]) -> str:
     """What is expected where, for a person."""
     lines = [f"  {root / file.repo / file.path}    ({_size(file.bytes)}, {file.part})" for file in missing]
     return "expected these published files, which are not there:\n" + "\n".join(lines)
-
-
-def needs(preset: Preset, kv: str = "", *, tiny: bool = False) -> Needs:
-    """Disk and device memory of a preset at a KV policy (its own by default), from its sizes alone."""
-    s, rule = preset.sizes, policy.parse(kv, policy.parse(preset.kv))
-    held = rule.most_held(preset.frames_per_block) or preset.frames_per_block
-    store_bits = {"native": 16, "fp8": 8, "int8": 8, "int4": 4}[rule.store]
-    frame = 2 * s.layers * s.kv_heads * s.head_dim * s.tokens_per_frame * store_bits // 8
-    tokens = preset.frames_per_block * s.tokens_per_frame
-    return Needs(
-        disk=sum(f.bytes for f in preset.files if tiny or f.part != "tiny_decoder"),
-        network=s.parameters * BF16_BYTES,
-        kv=(held + preset.recache_room(held)) * frame * (2 if isinstance(preset.sampler, Flow) else 1),
-        decoder=s.decoder_bytes(BF16_BYTES),
-        text_encoder=s.text_bytes(BF16_BYTES),
-        working=tokens * (s.ffn_dim + 12 * s.dim) * BF16_BYTES,
-    )
 
 
 def pull(preset: Preset, folder: Path | None = None, *, tiny: bool = False) -> list[Path]:

@@ -31,7 +31,6 @@ from engine.world import World
 log = logging.getLogger(__name__)
 
 MOST_LEAD_MS = 30_000
-UNBOUNDED_CACHE_BYTES = 1 << 30  # for a world whose policy lets its cache grow, where no budget is set
 
 
 class DeviceUnavailable(ValueError):
@@ -82,17 +81,15 @@ class Plan:
     spec: WorldSpec
     sampler: Sampler
     policy: Policy
-    cache_bytes: int
+    cache_bytes: int  # of pages on the device
+    host_bytes: int  # of pages that wait in host memory, at most
     kind: str  # worlds of one kind cost the same
 
     def open(self) -> World:
-        """Raises SignalError on prompts that cannot be, CacheFull if the budget does not hold one block."""
-        form = PageFormat(self.loaded.model.geometry.kv, self.loaded.model.dtype, self.policy.store)
-        frames = self.cache_bytes // (form.page_bytes * self.sampler.branches)
-        grown = frames - self.loaded.model.geometry.frames_per_block
-        model, preset, attend = self.loaded.model, self.loaded.preset, self.loaded.attend
-        caches = recipe.caches(model, preset, self.policy, self.sampler, grown, attend, self.loaded.spread)
-        spread = self.loaded.spread
+        """Raises SignalError on prompts that cannot be, CacheFull if the memory cannot be had."""
+        model, preset, spread = self.loaded.model, self.loaded.preset, self.loaded.spread
+        attend = self.loaded.attend
+        caches = recipe.caches(model, preset, self.policy, self.sampler, attend=attend, spread=spread)
         branching = spread.branching if spread else ALL_BRANCHES
         return self.loaded.world(self.spec, model, self.sampler, caches, branching=branching)
 
@@ -100,9 +97,10 @@ class Plan:
 def load(name: str, config: EngineConfig, pulse: Callable[[], None]) -> Loaded:
     """The model of this name. `pulse` is called before each of its forward passes.
 
-    Raises UnknownModel, DeviceUnavailable, MissingFiles, WeightsError or another ValueError.
+    Raises UnknownModel, SpecError, DeviceUnavailable, MissingFiles, WeightsError or another ValueError.
     """
     preset = presets.find(name)
+    ends(recipe.kv_policy(preset), preset.frames_per_block)
     options = presets.LoadOptions(
         device=device_named(config.device),
         folder=config.weights_dir,
@@ -118,8 +116,11 @@ def load(name: str, config: EngineConfig, pulse: Callable[[], None]) -> Loaded:
     return Loaded(preset, model, watched, generator, attention.attend, attention.name, bare.digest())
 
 
-def plan(loaded: Loaded, spec: WorldSpec, budget_bytes: int | None) -> Plan:
-    """What a world would need. Raises SpecError, RecipeError or PolicyError."""
+def plan(loaded: Loaded, spec: WorldSpec, budget_bytes: int | None, host_budget_bytes: int | None = None) -> Plan:
+    """What a world would need. Raises SpecError, RecipeError or PolicyError.
+
+    The budgets are those of all worlds together: for pages on the device, and for those that wait in host memory.
+    """
     g = loaded.model.geometry
     asked = {"width": (spec.width, g.width), "height": (spec.height, g.height), "fps": (spec.fps, g.fps)}
     for name, (wanted, made) in asked.items():
@@ -129,16 +130,27 @@ def plan(loaded: Loaded, spec: WorldSpec, budget_bytes: int | None) -> Plan:
         raise SpecError(f"lead_ms: expected 0 to {MOST_LEAD_MS}, got {spec.lead_ms}")
     sampler = recipe.sampler(loaded.preset, spec.steps)
     policy = recipe.kv_policy(loaded.preset, spec.kv)
-    form = PageFormat(g.kv, loaded.model.dtype, policy.store)
-    most = policy.most_held(g.frames_per_block)
-    each = form.page_bytes * sampler.branches
-    frames = (budget_bytes or UNBOUNDED_CACHE_BYTES) // each if most is None else most
-    frames += recipe.recache_room(loaded.preset, frames) if most is not None else 0
-    if most is None and frames < 2 * g.frames_per_block:
-        least = 2 * each * g.frames_per_block
-        raise SpecError(f"KV budget: expected at least {least} bytes for two blocks, got {budget_bytes}")
+    kept, held = ends(policy, g.frames_per_block)
+    each = PageFormat(g.kv, loaded.model.dtype, policy.store).page_bytes * sampler.branches
+    cache_bytes = (held + recipe.recache_room(loaded.preset, held)) * each
+    host_bytes = kept * each if policy.offload == "host" else 0
+    for name, size, budget in (
+        ("KV budget", cache_bytes, budget_bytes),
+        ("host budget", host_bytes, host_budget_bytes),
+    ):
+        if budget is not None and size > budget:
+            raise SpecError(f"{name}: expected a world of at most {budget} bytes ({budget // each} frames), got {size}")
     kind = f"{loaded.preset.name} steps={spec.steps or 'preset'} kv={policy}"
-    return Plan(loaded, spec, sampler, policy, frames * each, kind)
+    return Plan(loaded, spec, sampler, policy, cache_bytes, host_bytes, kind)
+
+
+def ends(policy: Policy, frames_per_block: int) -> tuple[int, int]:
+    """The most frames kept, and of those on the device. Raises SpecError if that grows: a live world has no end."""
+    kept, held = policy.most_kept(frames_per_block), policy.most_held(frames_per_block)
+    if kept is None or held is None:
+        wanted = "window=N" if policy.window is None else f"remember=N beside topk={policy.topk}"
+        raise SpecError(f"kv: expected {wanted}, since a live world has no end; got {policy}, which keeps every frame")
+    return kept, held
 
 
 def warm_up(loaded: Loaded, budget_bytes: int | None) -> tuple[str, dict[str, float]]:

@@ -17,15 +17,12 @@ from collections import deque
 from collections.abc import Callable
 
 from engine import profiler
-from engine.accelerator import Gauges
 from engine.config import EngineConfig
 from engine.decoding import Decoded, Decoding, Job
-from engine.drift import DriftMeters
 from engine.link import Link
 from engine.loader import Loaded, plan, warm_up
 from engine.playout import Playout
 from engine.protocol import (
-    BlockDone,
     Close,
     Command,
     Encode,
@@ -48,14 +45,14 @@ from engine.protocol import (
     WorldChanged,
     WorldState,
 )
+from engine.room import Room
 from engine.running import Running
-from engine.scheduler import RETRY_AFTER_S, SPARE, Choice, Scheduler, Turn
+from engine.scheduler import SPARE, Choice, Scheduler, Turn
+from engine.telemetry import Telemetry
 from engine.trace import chrome_trace, snapshot
-from engine.usage import Usage
 
 log = logging.getLogger(__name__)
 
-STATS_EVERY_S = 1.0
 IDLE_S = 0.25  # at most between two looks at what is to be reported
 
 
@@ -69,14 +66,13 @@ class Engine:
     def __init__(self, config: EngineConfig, link: Link, playout: Playout, niceness: int) -> None:
         self._config, self._link, self._playout = config, link, playout
         self._decoding = Decoding(playout, link.wake, config.threads, niceness)
-        self._drift = DriftMeters()
+        self._telemetry = Telemetry(link, playout)
         self._scheduler = Scheduler(config.max_worlds, config.max_load)
+        self._room = Room(self._scheduler, config.kv_budget_bytes, config.host_budget_bytes)
         self._models: dict[str, Loaded] = {}
         self._worlds: dict[str, Running] = {}
         self._deferred: deque[Command] = deque()  # came while a block was made, and must wait for its end
         self._making: str | None = None
-        self._usage, self._accelerator = Usage(), Gauges()
-        self._reported_s = time.monotonic()
         self._ending = False
 
     def run(self, models: dict[str, Loaded], hello: Hello, check: Callable[[], None] | None = None) -> None:
@@ -85,9 +81,8 @@ class Engine:
         `check` is called at each turn: it raises when what the engine depends on besides is gone.
         """
         self._models = models
-        self._accelerator = Gauges(next(iter(models.values())).model.device)
         self._decoding.start()
-        self._drift.start()
+        self._telemetry.start(next(iter(models.values())).model.device)
         try:
             for loaded in models.values() if self._config.warm_up else ():
                 kind, stages_s = warm_up(loaded, self._config.kv_budget_bytes)
@@ -99,7 +94,7 @@ class Engine:
                 self.turn()
         finally:
             self._decoding.close()
-            self._drift.close()
+            self._telemetry.close()
             for id in list(self._worlds):
                 self._end(id, "ended", "the engine stops")
 
@@ -112,7 +107,7 @@ class Engine:
         running = self._worlds.get(choice.world or "")
         if running is not None and not running.paused:
             self._make(running, choice.early_s)
-        self._report()
+        self._telemetry.report(self._worlds.values())
 
     def pulse(self) -> None:
         """Called between denoising steps: do what cannot wait for the end of the block."""
@@ -123,7 +118,7 @@ class Engine:
                 self._deferred.append(command)
         if self._making is not None and any(self._ends_block(command) for command in self._deferred):
             raise Abandoned
-        self._report()
+        self._telemetry.report(self._worlds.values())
 
     # ----------------------------------------------------------------------------------------- commands
 
@@ -147,7 +142,7 @@ class Engine:
             case WantProfile():
                 self._link.send(profile(command, known=command.world in self._worlds))
             case Ping(n=n):
-                self._link.send(Pong(n, self._usage.rss_bytes, len(self._worlds)))
+                self._link.send(Pong(n, self._telemetry.rss_bytes, len(self._worlds)))
             case Shutdown():
                 self._ending = True
             case WantKeyframe() | WantBitrate():
@@ -160,15 +155,10 @@ class Engine:
                 raise ValueError(f"world: expected a new name, got {id!r} again")
             if spec.model not in self._models:
                 raise ValueError(f"model: expected one of {', '.join(self._models)}, got {spec.model!r}")
-            wanted = plan(self._models[spec.model], spec, self._config.kv_budget_bytes)
-            period_s = wanted.loaded.model.geometry.block_s
-            admission = self._scheduler.admit(wanted.kind, period_s)
+            wanted = plan(self._models[spec.model], spec, self._room.device_bytes, self._room.host_bytes)
+            admission = self._room.admit(wanted, [running.plan for running in self._worlds.values()])
             if not admission.admitted:
                 self._link.send(Refused(command.id, id, admission.reason, True, admission.retry_after_s))
-                return
-            held = sum(running.plan.cache_bytes for running in self._worlds.values())
-            if reason := no_memory_for(wanted.cache_bytes, held, self._config.kv_budget_bytes):
-                self._link.send(Refused(command.id, id, reason, bool(self._worlds), RETRY_AFTER_S))
                 return
             running = Running.open(id, wanted, self._config.journal_dir, command.continues)
         except ConnectionError:  # a rank is lost, and with it all worlds
@@ -289,21 +279,10 @@ class Engine:
             self._end(id, "failed", reason)
 
     def _done(self, running: Running, result: Decoded) -> None:
-        job = result.job
-        stages_s = {"denoise": job.denoise_s, "decode": result.decode_s}
+        stages_s = {"denoise": result.job.denoise_s, "decode": result.decode_s}
         running.note(stages_s, result.pictures)
         self._scheduler.note(running.plan.kind, stages_s)
-        media_ms = round(1000 * running.world.media_s(job.block.index))
-        phases_s = {"denoise": job.denoise_s - job.commit_s, "commit": job.commit_s, "decode": result.decode_s}
-        phases_ms = {name: 1000 * seconds for name, seconds in phases_s.items()}
-        due_in_ms = 1000 * result.slack_s
-        self._drift.offer(job.id, job.block, media_ms / 1000, result.first)
-        self._link.send(BlockDone(running.id, job.block.index, media_ms, result.pictures, phases_ms, due_in_ms))
-        profiler.count("late_blocks", float(due_in_ms < 0))
-        profiler.count("blocks")
-        profiler.gauge("due_in_ms", due_in_ms, world=running.id, block=job.block.index)
-        for tier, size in running.kv_bytes.items():
-            profiler.gauge(f"kv_{tier}_bytes", size, world=running.id, block=job.block.index)
+        self._telemetry.done(running, result)
 
     def _end(self, id: str, state: WorldState, reason: str) -> None:
         running = self._worlds.pop(id, None)
@@ -312,37 +291,9 @@ class Engine:
         self._scheduler.remove(id)
         media_ms = self._playout.remove(id)
         running.close()
-        self._drift.forget(id)
-        if (recorded := profiler.active()) is not None:
-            recorded.forget(id)
+        self._telemetry.forget(id)
         self._link.send(WorldChanged(id, state, reason, media_ms))
         log.info("world %s %s: %s", id, state, reason)
-
-    # ------------------------------------------------------------------------------------------ figures
-
-    def _report(self) -> None:
-        """Stats of every world, about once a second."""
-        now_s = time.monotonic()
-        if now_s - self._reported_s < STATS_EVERY_S:
-            return
-        self._reported_s = now_s
-        self._usage.read()
-        profiler.gauge("rss_bytes", self._usage.rss_bytes)
-        profiler.gauge("cpu_share", self._usage.cpu_share)
-        profiler.gauge("packets_dropped", self._link.dropped)
-        for name, value in self._accelerator.read().items():
-            profiler.gauge(name, value)
-        for running in self._worlds.values():
-            figures = self._playout.figures(running.id)
-            if figures is not None:
-                self._link.send(running.stats(figures, self._drift.metrics(running.id)))
-
-
-def no_memory_for(cache_bytes: int, held: int, budget: int | None) -> str:
-    """Why another world's cache does not fit beside the bytes held already; "" if it does."""
-    if budget is None or held + cache_bytes <= budget:
-        return ""
-    return f"KV budget: {cache_bytes} bytes wanted, {budget - held} of {budget} are left"
 
 
 def profile(command: WantProfile, *, known: bool) -> Profile | Refused:

@@ -1,6 +1,6 @@
 """What a model under a KV policy will need, by arithmetic from its row: nothing is loaded, nothing allocated.
 
-Knows no torch. The sizes of pages are those of `kvcache/pool.py`, which a test holds to what is really allocated.
+The size of a page is that of `kvcache/pool.py`, which a test holds to what is really allocated.
 """
 
 from __future__ import annotations
@@ -8,17 +8,36 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from engine import hub
+import torch
+
 from engine.kvcache import policy
 from engine.kvcache.policy import Policy
-from engine.models.presets import Preset
+from engine.kvcache.pool import PageFormat
+from engine.models import KVGeometry
+from engine.models.presets import Flow, Preset
 
-STORED_BITS = {"native": None, "fp8": 8, "int8": 8, "int4": 4}
-SCALE_BYTES = {"fp8": 4, "int8": 2, "int4": 4}  # int4 keeps a scale and a lowest value, float16 each
+BF16_BYTES = 2
 
 
 class PlanError(ValueError):
     """A budget or a length that cannot be planned for."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a preset takes, in bytes."""
+
+    disk: int
+    network: int  # on the device, in bfloat16
+    kv: int  # for one world and all its branches of guidance, with room to compute the past again
+    decoder: int
+    text_encoder: int
+    working: int  # activations of one block, about
+
+    @property
+    def device(self) -> int:
+        """With the text encoder freed after each prompt."""
+        return self.network + self.kv + self.decoder + self.working
 
 
 @dataclass(frozen=True)
@@ -38,12 +57,9 @@ class Plan:
     @property
     def page_bytes(self) -> int:
         """One latent frame in all layers, scales included."""
-        s, bits = self.preset.sizes, STORED_BITS[self.rule.store]
-        numbers = s.tokens_per_frame * s.kv_heads * s.head_dim
-        if bits is None:
-            return 2 * s.layers * numbers * self.element_bytes
-        per_head = 2 if self.rule.store == "fp8" else s.head_dim + s.tokens_per_frame
-        return s.layers * (2 * numbers * bits // 8 + per_head * s.kv_heads * SCALE_BYTES[self.rule.store])
+        s, dtype = self.preset.sizes, torch.bfloat16 if self.element_bytes == BF16_BYTES else torch.float32
+        kv = KVGeometry(s.layers, s.kv_heads, s.head_dim, s.tokens_per_frame)
+        return PageFormat(kv, dtype, self.rule.store).page_bytes
 
     @property
     def block_bytes(self) -> int:
@@ -69,7 +85,8 @@ class Plan:
         if self.rule.offload == "none" or not self.rule.topk:
             return 0
         made = math.ceil(seconds / self.block_s) * self.preset.frames_per_block
-        return (made - self.held_frames(seconds)) * self.page_bytes
+        far = made - self.held_frames(seconds)
+        return (far if self.rule.remember is None else min(far, self.rule.remember)) * self.page_bytes
 
     def worlds_in(self, budget_bytes: int, seconds: float) -> int:
         """Worlds of this length whose pages fit into a budget. Raises PlanError if not even a block does."""
@@ -85,10 +102,18 @@ class Plan:
         times = [seconds * (i + 1) / points for i in range(points)]
         return [(t, self.world_bytes(t)) for t in times]
 
-    @property
-    def needs(self) -> hub.Needs:
-        """Weights and activations beside the pages."""
-        return hub.needs(self.preset, str(self.rule))
+    def needs(self, *, tiny: bool = False) -> Needs:
+        """What there is to store, and to hold beside and with the pages; `tiny`: with the tiny decoder's files too."""
+        p, s = self.preset, self.preset.sizes
+        held = self.rule.most_held(p.frames_per_block) or p.frames_per_block  # of a cache that grows its first block
+        return Needs(
+            disk=sum(f.bytes for f in p.files if tiny or f.part != "tiny_decoder"),
+            network=s.parameters * BF16_BYTES,
+            kv=(held + p.recache_room(held)) * self.page_bytes * (2 if isinstance(p.sampler, Flow) else 1),
+            decoder=s.decoder_bytes(BF16_BYTES),
+            text_encoder=s.text_bytes(BF16_BYTES),
+            working=p.frames_per_block * s.tokens_per_frame * (s.ffn_dim + 12 * s.dim) * BF16_BYTES,
+        )
 
 
 def size(count: float) -> str:

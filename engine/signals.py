@@ -6,12 +6,18 @@ nothing, so a block can be made again. Knows no model; encoding a prompt is hand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from engine.models import Prompt
 from engine.profiler import span
 from engine.protocol import MAX_PROMPT_CHARS, ActionState, PromptChange
+
+MOST_WAIT = 2
+"""Blocks that a blend waits for another at most: hurried so, no dissolve is faster than one over two blocks."""
+
+MOST_AT_A_BLOCK = 64
+"""Prompts that may wait for the same block: as many as a schedule holds, and more than a paused world needs."""
 
 Encode = Callable[[str, Prompt | None], Prompt]
 
@@ -22,11 +28,27 @@ class SignalError(ValueError):
 
 @dataclass
 class Switch:
-    """A prompt taking effect at a block."""
+    """A prompt to be seen from a block on."""
 
     block: int
     change: PromptChange
     prompt: Prompt | None = None  # encoded at first use
+    alone: int | None = None  # the first block that shows nothing else, once that is known
+
+    @property
+    def blends(self) -> bool:
+        return self.change.mode == "blend"
+
+    def share(self, block: int) -> float:
+        """How far a blend has come at the beginning of a block: evenly, or in a hurry for its last blocks."""
+        assert self.alone is not None
+        over, hurried = self.change.over_blocks, self.alone - MOST_WAIT
+        if block >= self.alone:
+            return 1.0
+        if block <= hurried or self.alone == self.block + over:
+            return (block - self.block) / over
+        begun = (hurried - self.block) / over
+        return begun + (1 - begun) * (block - hurried) / MOST_WAIT
 
 
 @dataclass(frozen=True)
@@ -43,20 +65,32 @@ class PromptValue:
 
 @dataclass
 class PromptTrack:
-    """The prompts of a world, in the order in which they take effect."""
+    """The prompts of a world, in the order in which they take effect.
+
+    A blend that is given while another is half shown waits for it, so that nothing jumps. The other is hurried, to be
+    done within MOST_WAIT blocks; what is given meanwhile takes the place of the one that waits.
+    """
 
     encode: Encode
     switches: list[Switch] = field(default_factory=list)
 
-    def change(self, block: int, change: PromptChange) -> None:
-        """Let a prompt take effect at `block`: after those given for it already, before those still to come."""
+    def change(self, block: int, change: PromptChange) -> int:
+        """Let a prompt take effect at `block`: after those given for it already, before those still to come.
+
+        Returns the first block that will show it.
+        """
         check_prompt(change.text)
         if change.mode == "blend" and change.over_blocks < 1:
             raise SignalError(f"over_blocks: expected at least 1, got {change.over_blocks}")
+        if sum(s.block == block for s in self.switches) >= MOST_AT_A_BLOCK:
+            raise SignalError(
+                f"prompt: expected at most {MOST_AT_A_BLOCK} for block {block}, got one more before it began"
+            )
         at = sum(s.block <= block for s in self.switches)
         for later in self.switches[at:]:
             later.prompt = None  # it may build on the prompt that now comes before it
         self.switches.insert(at, Switch(block, change))
+        return self._scenes(block)[-1].block
 
     def at(self, block: int) -> PromptValue:
         """The value at a block, encoded now if it was not before."""
@@ -66,34 +100,46 @@ class PromptTrack:
             if switch.prompt is None:
                 with span("encode prompt"):
                     switch.prompt = self.encode(switch.change.text, due[i - 1].prompt if i else None)
-        last = due[-1]
-        assert last.prompt is not None
-        shown = _shown_before(due)
-        before = None if shown is None else shown.prompt
-        over = last.change.over_blocks if last.change.mode == "blend" else 1
-        age, began = block - last.block, block == last.block
-        if before is None or last.change.mode != "blend" or age >= over:
-            return PromptValue(last.prompt, None, 1.0, 1.0, began, last.change)
-        return PromptValue(last.prompt, before, (age + 1) / over, age / over, began, last.change)
+        scenes = self._scenes(block)
+        now = max(i for i, scene in enumerate(scenes) if scene.block <= block)
+        scene, before = scenes[now], scenes[now - 1].prompt if now else None
+        began, change = block == scene.block, scene.change
+        assert scene.prompt is not None and scene.alone is not None
+        if before is None or block >= scene.alone:
+            return PromptValue(scene.prompt, None, 1.0, 1.0, began, change)
+        return PromptValue(scene.prompt, before, scene.share(block + 1), scene.share(block), began, change)
 
     def forget_before(self, block: int) -> None:
         """Drop what no block from `block` on can ask for. Encodes nothing, so it cannot fail."""
         due = [s for s in self.switches if s.block <= block]
         if due and due[-1].prompt is not None:  # a prompt that is not encoded yet may build on any before it
-            shown = _shown_before(due)
-            self.switches = [s for s in self.switches if s is shown or s is due[-1] or s.block > block]
+            scenes = self._scenes(block)
+            begun = [scene for scene in scenes if scene.block <= block]
+            waiting = due[-1:] if len(begun) < len(scenes) else []
+            self.switches = [*begun[-2:], *waiting, *self.switches[len(due) :]]
 
     def keep_until(self, block: int) -> None:
         """Drop what is still to come after `block`."""
         self.switches = [s for s in self.switches if s.block <= block]
 
     def copy(self) -> PromptTrack:
-        return PromptTrack(self.encode, [Switch(s.block, s.change, s.prompt) for s in self.switches])
+        return PromptTrack(self.encode, [replace(s) for s in self.switches])
 
-
-def _shown_before(due: Sequence[Switch]) -> Switch | None:
-    """What the last of these takes over from: a blend that another replaced at its very first block was never seen."""
-    return next((s for s in reversed(due[:-1]) if s.block < due[-1].block or s.change.mode != "blend"), None)
+    def _scenes(self, block: int) -> list[Switch]:
+        """What is seen, one after the other, of the prompts given for `block` or before; the last may wait still."""
+        scenes: list[Switch] = []
+        for given in self.switches:
+            if given.block > block:
+                break
+            while scenes and scenes[-1].blends and scenes[-1].block >= given.block:
+                scenes.pop()  # replaced before it was seen
+            begins = given.block
+            if scenes and given.blends and (end := scenes[-1].alone or 0) > begins:
+                begins = scenes[-1].alone = min(end, begins + MOST_WAIT)
+            over = given.change.over_blocks if scenes and given.blends else 0
+            alone = begins + over if given.alone is None else given.alone
+            scenes.append(replace(given, block=begins, alone=alone))
+        return scenes
 
 
 @dataclass

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from engine.samplers import Sampler
 
 MOST_S = 1e9  # media time that can be asked for: some thirty years
+MOST_UNSHOWN = 32  # blocks of a world that nobody shows; a clip to begin with is fewer
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,23 @@ class Kept:
     @property
     def end(self) -> int:
         return self.signals.start + self.signals.frames
+
+
+@dataclass(frozen=True)
+class Unshown:
+    """A block on its way to the decoder."""
+
+    start: int  # first latent frame
+    latents: Tensor  # (F, C, H, W)
+    conditioning: Conditioning
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How far the decoder has come: the latent frames before `end`, and what it remembers of them."""
+
+    end: int = 0
+    memory: State = None
 
 
 class World:
@@ -67,7 +85,8 @@ class World:
         self.extra: dict[str, Tensor] = {}
         self.kept: list[Kept] = []
         self.in_flight: State = None  # of a sampler that has several blocks under way
-        self.decoder_state: State = None
+        self.shown = Shown()  # written by the thread that decodes; the rest of the world by the one that denoises
+        self.unshown: list[Unshown] = []  # all that `shown` lacks
         self.prompts = PromptTrack(model.encode)
         self.actions = ActionTrack(max(1, round(ACTION_HOLD_S / model.geometry.block_s)))
         for change in _in_order(spec.prompts):
@@ -76,10 +95,8 @@ class World:
     # ---------------------------------------------------------------------------------------------- steering
 
     def steer(self, change: PromptChange) -> int:
-        """Let a prompt take effect at the next block that has not begun; return that block's index."""
-        block = self.next_open_block
-        self.prompts.change(block, self._resolved(change))
-        return block
+        """Let a prompt take effect at the next block that has not begun; return the first block that shows it."""
+        return self.prompts.change(self.next_open_block, self._resolved(change))
 
     def schedule(self, change: PromptChange, at_s: float) -> None:
         """Let a prompt take effect at the first block that begins at or after a media time."""
@@ -132,6 +149,11 @@ class World:
         self.prompts.forget_before(self.block)
         self.actions.forget_before(self.block)
 
+    def hand_out(self, start: int, latents: Tensor, conditioning: Conditioning) -> None:
+        """A block is made, and is to be shown: `show` may come at any time, and in another thread."""
+        waiting = [block for block in self.unshown if block.start >= self.shown.end]
+        self.unshown = [*waiting, Unshown(start, latents, conditioning)][-MOST_UNSHOWN:]
+
     @property
     def last_frame(self) -> Tensor | None:
         """The newest latent frame (1, C, H, W) as the clean pass saw it; None at the start."""
@@ -166,7 +188,7 @@ class World:
         twin.caches = tuple(cache.fork() for cache in self.caches)
         twin.kept = list(self.kept)
         twin.prompts, twin.actions = self.prompts.copy(), self.actions.copy()
-        twin.in_flight, twin.decoder_state = copy.deepcopy((self.in_flight, self.decoder_state))
+        twin.in_flight, twin.shown = copy.deepcopy((self.in_flight, self.shown))
         return twin
 
     def snapshot(self, *, decoder: bool = True) -> State:
@@ -180,7 +202,7 @@ class World:
             "prompts": self.prompts.copy().switches,
             "actions": self.actions.copy().states,
             "in_flight": copy.deepcopy(self.in_flight),
-            "decoder": copy.deepcopy(self.decoder_state) if decoder else None,
+            "decoder": copy.deepcopy(self._shown_before(None)) if decoder else None,
         }
 
     def restore(self, state: State) -> None:
@@ -195,13 +217,19 @@ class World:
         self.kept = list(state["kept"])
         self.prompts.switches = PromptTrack(self.model.encode, list(state["prompts"])).copy().switches
         self.actions.states = list(state["actions"])
-        self.in_flight, self.decoder_state = copy.deepcopy((state["in_flight"], state["decoder"]))
-        for kept in self.kept if self.decoder_state is None else ():
-            self.show(kept.latents, self.model.condition(kept.signals))
+        self.in_flight, shown = copy.deepcopy((state["in_flight"], state["decoder"]))
+        self.shown = shown or Shown()
+        for kept in self.kept if shown is None else ():
+            self.show(kept.signals.start, kept.latents, self.model.condition(kept.signals))
 
-    def show(self, latents: Tensor, conditioning: Conditioning) -> Tensor:
-        """The pictures (N, H, W, 3) uint8 of a block; the decoder goes on from here. One thread at a time."""
-        pictures, self.decoder_state = self.model.decoder.decode(latents, conditioning, self.decoder_state)
+    def show(self, start: int, latents: Tensor, conditioning: Conditioning) -> Tensor:
+        """The pictures (N, H, W, 3) uint8 of the block at latent frame `start`. One thread at a time.
+
+        The decoder goes on from the block before, which a fork may have to decode first.
+        """
+        before = self._shown_before(start)
+        pictures, memory = self.model.decoder.decode(latents, conditioning, before.memory)
+        self.shown = Shown(start + latents.shape[0], memory)
         return pictures
 
     def close(self) -> None:
@@ -209,7 +237,16 @@ class World:
         for cache in self.caches:
             cache.close()
         self.kept.clear()
-        self.in_flight = self.decoder_state = None
+        self.in_flight, self.shown, self.unshown = None, Shown(), []
+
+    def _shown_before(self, start: int | None) -> Shown:
+        """How far the decoder will have come before the block at `start`, or after all blocks there are."""
+        shown = self.shown
+        for block in self.unshown:
+            if shown.end <= block.start and (start is None or block.start < start):
+                _, memory = self.model.decoder.decode(block.latents, block.conditioning, shown.memory)
+                shown = Shown(block.start + block.latents.shape[0], memory)
+        return shown
 
     def _resolved(self, change: PromptChange) -> PromptChange:
         """`auto` replaced by what the model is best at."""

@@ -28,6 +28,7 @@ class EngineSettings:
     models: tuple[str, ...] = ()
     device: str | None = None
     kv_budget_bytes: int | None = None
+    host_budget_bytes: int | None = None
     ranks: int | None = None
     torchrun: bool = False  # it has started the ranks, this server as rank 0, and starts them all again
     ulysses: int | None = None
@@ -47,7 +48,7 @@ class EngineSettings:
         argv = [*self.command, "--fd", str(fd)]
         for model in self.models:
             argv += ["--model", model]
-        for flag in ("device", "kv_budget_bytes", "ranks", "ulysses", "ring", "pipeline", "cfg"):
+        for flag in ("device", "kv_budget_bytes", "host_budget_bytes", "ranks", "ulysses", "ring", "pipeline", "cfg"):
             value = getattr(self, flag)
             if value is not None:
                 argv += [f"--{flag.replace('_', '-')}", str(value)]
@@ -145,8 +146,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--record-keep-days", type=float, default=limits.record_keep_days)
     add("--connect-s", type=float, default=ice.connect_s, help="deadline for a viewer to connect")
     add("--device", help="given to the engine")
-    add("--kv-budget-bytes", type=int, help="given to the engine")
-    for flag in ("--ranks", "--ulysses", "--ring", "--pipeline", "--cfg"):
+    for flag in ("--kv-budget-bytes", "--host-budget-bytes", "--ranks", "--ulysses", "--ring", "--pipeline", "--cfg"):
         add(flag, type=int, help="given to the engine")
     add("--torchrun", action="store_true", help="torchrun has started this: rank 0 serves, the others follow")
     add("--engine-arg", action="append", default=[], metavar="ARG", help="given to the engine as it is (repeatable)")
@@ -165,6 +165,7 @@ def from_arguments(args: argparse.Namespace, environment: dict[str, str] | None 
             models=tuple(args.model),
             device=args.device,
             kv_budget_bytes=args.kv_budget_bytes,
+            host_budget_bytes=args.host_budget_bytes,
             ranks=ranks,
             torchrun=args.torchrun,
             ulysses=args.ulysses,

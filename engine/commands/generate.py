@@ -33,7 +33,8 @@ from engine.kvcache.policy import PolicyError
 from engine.kvcache.pool import CacheFull
 from engine.layers.attention import AttentionUnavailable
 from engine.loader import DeviceUnavailable, device_named
-from engine.models.presets import LoadOptions, MissingFiles, UnknownModel
+from engine.models.files import MissingFiles
+from engine.models.presets import LoadOptions, UnknownModel
 from engine.movie import Movie, OutputError, Picture, contact_sheet, write_png
 from engine.parallel.launch import RankLost
 from engine.parallel.split import SplitError

@@ -17,10 +17,12 @@ from rich.table import Table
 
 from engine import hub
 from engine.commands.refusal import refuse
-from engine.hub import Found, HubUnavailable, Needs
+from engine.hub import Found, HubUnavailable
 from engine.kvcache.policy import PolicyError
 from engine.models import presets
-from engine.models.presets import MissingFiles, Part, Preset, UnknownModel
+from engine.models.files import MissingFiles, Part
+from engine.models.presets import Preset, UnknownModel
+from engine.plan import Needs, Plan
 from engine.weights import WeightsError
 
 BAD_INPUT = 2
@@ -75,7 +77,7 @@ def _list(args: argparse.Namespace, console: Console) -> int:
 
 def _info(args: argparse.Namespace, console: Console) -> int:
     preset = presets.find(args.name)
-    needs = hub.needs(preset, args.kv, tiny=args.tiny_decoder)
+    needs = Plan.of(preset, args.kv).needs(tiny=args.tiny_decoder)
     _describe(preset, needs, args, console)
     for file in preset.files:
         console.print(
@@ -86,7 +88,7 @@ def _info(args: argparse.Namespace, console: Console) -> int:
 
 def _pull(args: argparse.Namespace, console: Console) -> int:
     preset = presets.find(args.name)
-    needs = hub.needs(preset, args.kv, tiny=args.tiny_decoder)
+    needs = Plan.of(preset, args.kv).needs(tiny=args.tiny_decoder)
     _describe(preset, needs, args, console)
     fetched = hub.pull(preset, args.folder, tiny=args.tiny_decoder)
     console.print(f"{preset.name}: {f'{len(fetched)} parts fetched' if fetched else 'everything is here'}")

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _facts(plan: Plan, seconds: float, worlds: int | None) -> dict[str, object]:
-    needs = plan.needs
+    needs = plan.needs()
     return {
         "model": plan.preset.name,
         "kv": str(plan.rule),
@@ -81,7 +81,7 @@ def _facts(plan: Plan, seconds: float, worlds: int | None) -> dict[str, object]:
 
 
 def _print(console: Console, plan: Plan, seconds: float, worlds: int | None, budget: int | None) -> None:
-    needs = plan.needs
+    needs = plan.needs()
     table = Table(title=f"{plan.preset.name}, {plan.rule}, {seconds:g} s", show_header=False)
     rows = [
         ("a page (one latent frame, all layers)", size(plan.page_bytes)),

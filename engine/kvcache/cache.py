@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from engine.kvcache.catalogue import Catalogue
 from engine.kvcache.deal import Blocks, Deal
 from engine.kvcache.home import Home
 from engine.kvcache.latent import Projection
@@ -63,8 +64,7 @@ class KVCache:
         self.offloaded_bytes = 0  # moved to host memory
         self._pages: dict[int, int] = {}  # frame -> page
         self._slots: dict[int, int] = {}  # frame -> slot
-        self._blocks: list[range] = []  # committed blocks of which frames are held, of `frames_per_block` at most
-        self._summaries: dict[int, Tensor] = {}  # frame -> mean key per head (layers, heads, head_dim)
+        self.catalogue = Catalogue(frames_per_block)  # of the committed blocks
         self._home = Home(pool, policy.most_held(frames_per_block))
 
     # ------------------------------------------------------------------------------------------ one block
@@ -80,7 +80,7 @@ class KVCache:
         if visible is None:
             self._let_go(start, frames)
             shown = [f for f in self.policy.visible(start, frames, self.origin) if f in self]
-            survivors, candidates = self.held, self.candidates(shown) if self.policy.topk else []
+            survivors, candidates = self.held, self.catalogue.candidates(shown) if self.policy.topk else []
         else:
             shown = [f for f in visible if f in self]
             survivors, candidates = shown, []
@@ -91,12 +91,10 @@ class KVCache:
 
     def accept(self, block: StagedBlock) -> None:
         """Make a staged block part of the past (called by its `commit`)."""
-        known = self._blocks
-        self.drop(f for f in block.stored if f in self)
+        self._release(block.stored)
         self._pages.update(zip(block.stored, block.pages, strict=True))
         self._slots.update(zip(block.stored, block.slots, strict=True))
-        self._summaries.update(block.summaries)
-        self._blocks = [b for b in (*known, *self._pieces(block.stored, known)) if any(f in self for f in b)]
+        self.catalogue.add(block.stored, block.summaries)
         self._come_home()
         after = block.start + block.frames
         self.host.prefetch(self.policy.visible(after, self.frames_per_block, self.origin))
@@ -144,15 +142,6 @@ class KVCache:
         """Stored keys and values of frames [first, end)."""
         return self.select(layer, range(first, end))
 
-    def candidates(self, visible: Sequence[int]) -> list[range]:
-        """Blocks none of whose frames is visible: what top-k selection chooses from."""
-        shown = set(visible)
-        return [b for b in self._blocks if all(f in self and f not in shown for f in b)]
-
-    def summary(self, frame: int) -> Tensor:
-        """Mean key per head, (layers, heads, head_dim)."""
-        return self._summaries[frame]
-
     def bytes_by_tier(self) -> dict[str, int]:
         """Bytes this world holds: pages on the device (reserved ones included) and in host memory."""
         pages = len(self._pages) + len(self._home)
@@ -162,14 +151,7 @@ class KVCache:
 
     def drop(self, frames: Iterable[int]) -> None:
         """Let go of frames for good."""
-        gone = [f for f in frames if f in self]
-        for frame in gone:
-            if frame in self._pages:
-                self._home.release(self._pages.pop(frame))
-            self._summaries.pop(frame, None)
-            self._slots.pop(frame)
-        self.host.drop(gone)
-        self._blocks = [b for b in self._blocks if any(f in self for f in b)]
+        self.catalogue.forget(self._release(frames))
 
     def offload(self, frames: Iterable[int]) -> None:
         """Move pages to host memory; reading them brings them back a layer at a time."""
@@ -182,8 +164,8 @@ class KVCache:
         """A second cache that shares every page until the two differ."""
         twin = copy.copy(self)
         self.pool.share(list(self._pages.values()))
-        twin._pages, twin._blocks, twin._summaries = dict(self._pages), list(self._blocks), dict(self._summaries)
-        twin.host, twin._slots = self.host.copy(), dict(self._slots)
+        twin._pages, twin._slots = dict(self._pages), dict(self._slots)
+        twin.host, twin.catalogue = self.host.copy(), self.catalogue.copy()
         twin._home = Home(self.pool, self.policy.most_held(self.frames_per_block))
         twin.copied_bytes = twin.gathered_bytes = twin.offloaded_bytes = 0
         return twin
@@ -202,13 +184,10 @@ class KVCache:
             f"page.{name}": torch.stack([p[name].cpu() if apart else p[name] for p in pages])
             for name in (pages[0] if pages else {})
         }
-        if self._summaries:
-            state["summaries"] = torch.stack([self._summaries[f] for f in held])
-        blocks = [(b.start, b.stop) for b in self._blocks]
+        state |= self.catalogue.snapshot()
         state["frames"] = torch.tensor(held, dtype=torch.int64)
         state["slots"] = torch.tensor([self._slots[f] for f in held], dtype=torch.int64)
         state["hosted"] = torch.tensor(self.host.frames, dtype=torch.int64)
-        state["blocks"] = torch.tensor(blocks, dtype=torch.int64).view(-1, 2)
         state["origin"] = torch.tensor(self.origin)
         return state
 
@@ -226,29 +205,23 @@ class KVCache:
                 plane[:, pages] = state[f"page.{name}"][torch.tensor(here)].transpose(0, 1).to(plane.device)
         for i in (i for i, f in enumerate(frames) if f in hosted):
             self.host.put(frames[i], {name: state[f"page.{name}"][i] for name in self.pool.storage.planes})
-        self._blocks = [range(int(a), int(b)) for a, b in state["blocks"]]
+        self.catalogue.restore(state, frames, self.pool.device)
         self.origin = int(state["origin"])
-        if "summaries" in state:
-            summaries = state["summaries"].to(self.pool.device)
-            self._summaries = {f: summaries[i] for i, f in enumerate(frames)}
 
     # ---------------------------------------------------------------------------------------------- pages
 
-    def _pieces(self, stored: range, known: Sequence[range]) -> list[range]:
-        """What of `stored` lies in no known block (a re-cache stores old ones again), `frames_per_block` at a time."""
-        pieces: list[range] = []
-        near = [b for b in known if b.start < stored.stop and stored.start < b.stop]
-        for frame in stored:
-            if any(frame in block for block in near):
-                continue
-            if pieces and pieces[-1].stop == frame and len(pieces[-1]) < self.frames_per_block:
-                pieces[-1] = range(pieces[-1].start, frame + 1)
-            else:
-                pieces.append(range(frame, frame + 1))
-        return pieces
-
     def _block_at(self, start: int, frames: int, visible: list[int], slots: list[int], hidden: int) -> StagedBlock:
         return StagedBlock(self, start, frames, visible, self._take(slots), slots, hidden)
+
+    def _release(self, frames: Iterable[int]) -> list[int]:
+        """Give back the pages of those of these frames that are held; which they were."""
+        gone = [f for f in frames if f in self]
+        for frame in gone:
+            if frame in self._pages:
+                self._home.release(self._pages.pop(frame))
+            self._slots.pop(frame)
+        self.host.drop(gone)
+        return gone
 
     def _let_go(self, start: int, frames: int) -> None:
         keep = set(self.policy.keep(self.held, start, frames, self.origin))

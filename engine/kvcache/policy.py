@@ -27,7 +27,8 @@ class Policy:
     window: frames in the window, the sink and the block itself included; None shows everything, 0 nothing of itself.
     sink: first frames of the world (or since its last full re-cache) that stay in the window for ever.
     ranges, frames: frames that are shown whenever they are past, wherever the window is.
-    topk: blocks outside of the window that are fetched by content, chosen by the block's own queries in each layer.
+    topk: blocks outside of the window that are fetched by content, chosen by the block's own queries in each layer;
+    remember: the newest frames outside of the window, which stay for `topk` to choose from; None keeps them all.
     store: how pages are kept; positions: "absolute" keeps rotated keys, "window" keeps them un-rotated and counts
     positions from the oldest visible frame, so that no position ever grows; offload: where kept pages wait unread.
     """
@@ -37,12 +38,13 @@ class Policy:
     ranges: tuple[tuple[int, int], ...] = ()
     frames: tuple[int, ...] = ()
     topk: int = 0
+    remember: int | None = None
     store: Store = "native"
     positions: Positions = "absolute"
     offload: Offload = "none"
 
     def __post_init__(self) -> None:
-        for name in ("window", "sink", "topk"):
+        for name in ("window", "sink", "topk", "remember"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise PolicyError(f"{name}: expected a number of at least 0, got {value}")
@@ -56,12 +58,17 @@ class Policy:
                 raise PolicyError(f"{name}: expected one of {', '.join(get_args(allowed))}; got {getattr(self, name)}")
 
     def check(self, frames_per_block: int) -> Policy:
-        """Raise PolicyError if a block of this many frames does not fit; return self."""
+        """Raise PolicyError if a block of this many frames does not fit, or nobody reads what is kept; return self."""
         if self.window and self.window < self.sink + frames_per_block:
             least = self.sink + frames_per_block
             raise PolicyError(
                 f"window={self.window} cannot hold a sink of {self.sink} and a block of {frames_per_block} frames: "
                 f"expected at least {least}"
+            )
+        if self.remember is not None and (self.window is None or not self.topk):
+            raise PolicyError(
+                f"remember={self.remember} is for frames out of sight that topk chooses from: "
+                f"expected window=N and topk=N with it, got {self}"
             )
         return self
 
@@ -92,11 +99,13 @@ class Policy:
 
     def keep(self, held: Iterable[int], start: int, n: int, origin: int = 0) -> list[int]:
         """Of the frames held, those that this block or a later one may still read."""
-        if self.window is None or self.topk:
+        if self.window is None or (self.topk and self.remember is None):
             return sorted(held)
         shown = set(self.visible(start, n, origin))
         chosen = self.chosen
-        return sorted(f for f in held if f in shown or any(a <= f < b for a, b in chosen))
+        near = {f for f in held if f in shown or any(a <= f < b for a, b in chosen)}
+        far = sorted(f for f in held if f not in near) if self.topk else []
+        return sorted(near.union(far[max(0, len(far) - (self.remember or 0)) :]))
 
     def most_read(self, n: int) -> int | None:
         """The most frames a block of n ever reads, itself included; None if that grows with the world."""
@@ -104,11 +113,16 @@ class Policy:
             return None
         return max(self.window, self.sink + n) + sum(b - a for a, b in self.chosen) + self.topk * n
 
+    def most_kept(self, n: int) -> int | None:
+        """The most frames kept at once, staged ones included; None if that grows with the world."""
+        near = replace(self, topk=0).most_read(n)
+        if near is None or not self.topk:
+            return near
+        return None if self.remember is None else near + self.remember
+
     def most_held(self, n: int) -> int | None:
-        """The most frames kept on the device at once, staged ones included; None if that grows with the world."""
-        if self.topk and self.offload == "none":
-            return None
-        return replace(self, topk=0).most_read(n)
+        """Of those, the most on the device."""
+        return self.most_kept(n) if self.offload == "none" else replace(self, topk=0).most_read(n)
 
     def __str__(self) -> str:
         """The declarative form; `parse` reads it back."""
@@ -116,7 +130,7 @@ class Policy:
         words = ["full" if self.window is None else f"window={self.window}"]
         words += [f"range={a}:{b}" for a, b in self.ranges]
         words += [f"frames={','.join(map(str, self.frames))}"] if self.frames else []
-        plain = ("sink", "topk", "store", "positions", "offload")
+        plain = ("sink", "topk", "remember", "store", "positions", "offload")
         return " ".join(
             words + [f"{k}={v}" for k, v in asdict(self).items() if k in plain and v != getattr(default, k)]
         )
@@ -138,7 +152,7 @@ def _apply(policy: Policy, word: str) -> Policy:
         return replace(policy, window=None)
     name, equals, value = word.partition("=")
     if not equals or name not in {"range", *(f.name for f in fields(Policy))} - {"ranges"}:
-        words = "full, window=N, sink=N, range=A:B, frames=A,B,…, topk=N, store=…, positions=…, offload=…"
+        words = "full, window=N, sink=N, range=A:B, frames=A,B,…, topk=N, remember=N, store=…, positions=…, offload=…"
         raise PolicyError(f"KV policy: expected words of {words}; got {word!r}")
     try:
         if name == "range":
@@ -146,7 +160,7 @@ def _apply(policy: Policy, word: str) -> Policy:
             return replace(policy, ranges=(*policy.ranges, (int(a), int(b))))
         if name == "frames":
             return replace(policy, frames=tuple(sorted({int(f) for f in value.split(",")})))
-        if name in ("window", "sink", "topk"):
+        if name in ("window", "sink", "topk", "remember"):
             return replace(policy, **{name: int(value)})  # type: ignore[arg-type]
         return replace(policy, **{name: value})  # type: ignore[arg-type]  # checked by __post_init__
     except ValueError as error:

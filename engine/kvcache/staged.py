@@ -222,7 +222,8 @@ class StagedBlock:
         self._past[layer] = self._visible
         if not self.candidates:
             return
-        keys = torch.stack([torch.stack([self._cache.summary(f)[layer] for f in b]).mean(0) for b in self.candidates])
+        summary = self._cache.catalogue.summary
+        keys = torch.stack([torch.stack([summary(f)[layer] for f in b]).mean(0) for b in self.candidates])
         keys = keys if expand is None else expand(keys[None])[0].squeeze(2)[0]
         q = q if rotate is None else rotate(q, self._positions(layer))
         best = self.score(keys, q).topk(min(self._cache.policy.topk, len(self.candidates))).indices.tolist()

@@ -17,11 +17,12 @@ import torch
 from engine import hub, weights
 from engine.layers import attention
 from engine.layers.attention import Attention, sdpa
+from engine.models.files import MAGI_REPOSITORY, Part
 from engine.models.magi import MagiConfig, MagiTransformer
 from engine.models.magi_model import MagiModel, geometry
 from engine.models.magi_text import TOKENS_FILE, Row, SpecialTokens, T5Caption, TextEncoderUnavailable
 from engine.models.magi_vae import MagiVAE, MagiVAEConfig
-from engine.models.presets import MAGI_REPOSITORY, LoadOptions, Part, Preset
+from engine.models.presets import LoadOptions, Preset
 
 TOKENS_SHA256 = "b54bc664d5f4a722dfd8bb22201c025df61f22acddc07c0a2529d7b5cd6be5a7"
 

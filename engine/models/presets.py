@@ -13,22 +13,19 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from engine.models import files
+from engine.models.files import File
 from engine.protocol import PromptMode
 from engine.stages import Distilled, Guided, Plan
 
 if TYPE_CHECKING:
     from engine.models import BlockModel
 
-Part = Literal["transformer", "lora", "text_encoder", "tokenizer", "decoder", "tiny_decoder", "image_encoder"]
 Recache = Literal["blocks", "joint", "joint-keep-sink", "none"]
 
 
 class UnknownModel(ValueError):
     """A model that no row and no entry point is named after."""
-
-
-class MissingFiles(FileNotFoundError):
-    """A model's published files are not where they are looked for; the message says where, and how to get them."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +57,6 @@ class Segments:
 
     frames: int
     overlap: int
-
-
-@dataclass(frozen=True)
-class File:
-    """A published file. `path` may be a pattern; `bytes` is about the size of all files of the pattern together."""
-
-    part: Part
-    repo: str
-    path: str
-    bytes: int
-    container: str = ""  # top-level entry of a checkpoint that holds several; "": whichever there is, averaged first
 
 
 @dataclass(frozen=True)
@@ -172,22 +158,7 @@ _WAN_1_3B = Sizes(1_418_996_800, 30, 12, 128, 1560, 1536, 8960, 126_892_531, 5_6
 _WAN_14B = Sizes(14_288_491_584, 40, 40, 128, 1560, 5120, 13824, 126_892_531, 5_680_910_336, text_item=2)
 _WAN_I2V = replace(_WAN_14B, parameters=16_394_878_784, image_parameters=632_076_800)
 
-TINY_DECODER = File("tiny_decoder", "madebyollin/taehv", "taew2_1.pth", 22_600_000)
-_BASE = "Wan-AI/Wan2.1-T2V-1.3B"
-_SHARED = (
-    File("decoder", _BASE, "Wan2.1_VAE.pth", 507_609_880),
-    File("text_encoder", _BASE, "models_t5_umt5-xxl-enc-bf16.pth", 11_361_920_418),
-    File("tokenizer", _BASE, "google/umt5-xxl/*", 21_000_000),
-    TINY_DECODER,
-)
-_IMAGE = "models_clip_open-clip-xlm-roberta-large-vit-huge-14.pth"
 _SELF_FORCING_STEPS = FewStep((1000, 750, 500, 250), shift=5.0)
-_LONGLIVE = "Efficient-Large-Model/LongLive-1.3B"
-_LONGLIVE_FILES = (
-    File("transformer", _LONGLIVE, "models/longlive_base.pt", 5_676_000_000),
-    File("lora", _LONGLIVE, "models/lora.pt", 1_400_000_000, "generator_lora"),
-    *_SHARED,
-)
 
 
 def _wan(name: str, about: str, architecture: str, sizes: Sizes, **values: Any) -> Preset:
@@ -203,11 +174,10 @@ _ROWS = (
         _WAN_1_3B,
         sampler=_SELF_FORCING_STEPS,
         kv="window=21",
-        files=(
+        files=files.wan(
             File(
                 "transformer", "gdhe17/Self-Forcing", "checkpoints/self_forcing_dmd.pt", 11_400_000_000, "generator_ema"
             ),
-            *_SHARED,
         ),
         licence="see huggingface.co/gdhe17/Self-Forcing",
     ),
@@ -219,9 +189,8 @@ _ROWS = (
         sampler=FewStep((1000, 757, 522), shift=8.0, warp=False),
         kv="window=21",
         segments=Segments(frames=21, overlap=3),
-        files=(
+        files=files.wan(
             File("transformer", "tianweiy/CausVid", "autoregressive_checkpoint/model.pt", 5_676_000_000, "generator"),
-            *_SHARED,
         ),
         licence="see huggingface.co/tianweiy/CausVid",
     ),
@@ -234,7 +203,7 @@ _ROWS = (
         kv="window=12 sink=3",
         switch=("recache", 1),
         recache="joint-keep-sink",
-        files=_LONGLIVE_FILES,
+        files=files.LONGLIVE,
         licence="see huggingface.co/Efficient-Large-Model/LongLive-1.3B",
     ),
     _wan(
@@ -246,7 +215,7 @@ _ROWS = (
         kv="window=12 sink=3 positions=window",
         switch=("recache", 1),
         recache="joint-keep-sink",
-        files=_LONGLIVE_FILES,
+        files=files.LONGLIVE,
         licence="see huggingface.co/Efficient-Large-Model/LongLive-1.3B",
     ),
     _wan(
@@ -258,9 +227,8 @@ _ROWS = (
         kv="window=9 sink=3",
         switch=("recache", 1),
         recache="blocks",
-        files=(
+        files=files.wan(
             File("transformer", "krea/krea-realtime-video", "krea-realtime-video-14b.safetensors", 28_577_000_000),
-            *_SHARED,
         ),
         licence="see huggingface.co/krea/krea-realtime-video",
         note="window and sink are this project's choice, not checked against the published sampler",
@@ -274,7 +242,9 @@ _ROWS = (
         kv="window=0",
         recache="none",  # there is no past
         frames_per_block=21,
-        files=(File("transformer", _BASE, "diffusion_pytorch_model.safetensors", 5_676_000_000), *_SHARED),
+        files=files.wan(
+            File("transformer", files.WAN_REPOSITORY, "diffusion_pytorch_model.safetensors", 5_676_000_000)
+        ),
         licence="Apache-2.0",
     ),
     _wan(
@@ -286,9 +256,8 @@ _ROWS = (
         kv="window=0",
         recache="none",  # there is no past
         frames_per_block=21,
-        files=(
+        files=files.wan(
             File("transformer", "Wan-AI/Wan2.1-T2V-14B", "diffusion_pytorch_model*.safetensors*", 57_154_000_000),
-            *_SHARED,
         ),
         licence="Apache-2.0",
     ),
@@ -301,10 +270,9 @@ _ROWS = (
         kv="window=0",
         recache="none",  # there is no past
         frames_per_block=21,
-        files=(
-            File("transformer", "Wan-AI/Wan2.1-I2V-14B-480P", "diffusion_pytorch_model*.safetensors*", 65_580_000_000),
-            File("image_encoder", "Wan-AI/Wan2.1-I2V-14B-480P", _IMAGE, 4_772_000_000),
-            *_SHARED,
+        files=files.wan(
+            File("transformer", files.WAN_I2V_REPOSITORY, "diffusion_pytorch_model*.safetensors*", 65_580_000_000),
+            files.CLIP,
         ),
         licence="Apache-2.0",
     ),
@@ -312,7 +280,6 @@ _ROWS = (
 
 # ------------------------------------------------------------------------------------------------------ MAGI-1
 
-MAGI_REPOSITORY = "sand-ai/MAGI-1"
 _T5 = 4_762_310_656
 _VAE = 613_800_000
 _MAGI_4B = Sizes(4_459_898_128, 34, 8, 128, 2025, 3072, 12288, _VAE, _T5, decoder_item=4, text_item=4)
@@ -334,11 +301,7 @@ def _magi(name: str, about: str, folder: str, architecture: str, plan: Plan, fil
         fps=24.0,
         frames_per_block=6,
         sizes=_MAGI_24B if big else _MAGI_4B,
-        files=(
-            File("transformer", MAGI_REPOSITORY, f"ckpt/magi/{folder}/*", file_bytes),
-            File("decoder", MAGI_REPOSITORY, "ckpt/vae/diffusion_pytorch_model.safetensors", 2_455_000_000),
-            File("text_encoder", MAGI_REPOSITORY, "ckpt/t5/t5-v1_1-xxl/*", 19_050_000_000),
-        ),
+        files=files.magi(folder, file_bytes),
         licence="Apache-2.0",
         recache="none",
         note="also needs special_tokens.npz of the MAGI-1 source repository, in the repository's folder",

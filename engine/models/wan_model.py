@@ -29,7 +29,8 @@ from engine.models import (
     umt5,
 )
 from engine.models.clip_vision import ClipConfig, ClipVision
-from engine.models.presets import LoadOptions, Part, Preset
+from engine.models.files import Part
+from engine.models.presets import LoadOptions, Preset
 from engine.models.taehv import Taehv, TaehvDecoder, fitted
 from engine.models.umt5 import UMT5, UMT5Sizes
 from engine.models.wan import WanConditioning, WanConfig, WanTransformer

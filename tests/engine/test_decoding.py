@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from engine.decoding import Decoded, Decoding, Job
 from engine.generator import Generator
 from engine.models import Conditioning, State
 from engine.playout import Playout
-from engine.world import World
+from engine.world import MOST_UNSHOWN, World
 from tests.toy_model import ToyDecoder, ToyModel, toy_world
 
 SIZE = (16, 16)
@@ -88,7 +89,46 @@ def test_what_is_decoded_here_is_what_is_decoded_alone(bench: Bench) -> None:
     generator = Generator(alone_model)
     for _ in range(3):
         decode(alone, generator.next_block(alone))
-    assert torch.equal(alone.decoder_state, bench.world.decoder_state)
+    assert torch.equal(alone.shown.memory, bench.world.shown.memory)
+
+
+@pytest.mark.parametrize("behind", [0, 1, 2])
+def test_a_copy_made_before_the_last_blocks_are_decoded_is_shown_as_the_world_would_be(behind: int) -> None:
+    model = ToyModel(size=SIZE)
+    world, twin_of_snapshot = toy_world(model, "window=6"), toy_world(model, "window=6")
+    generator = Generator(model)
+    blocks = [generator.next_block(world) for _ in range(4)]
+    pictures = [decode(world, block) for block in blocks[: 4 - behind]]
+    twin = world.fork()
+    twin_of_snapshot.restore(world.snapshot())
+    pictures += [decode(world, block) for block in blocks[4 - behind :]]
+    for _ in range(2):
+        expected = decode(world, generator.next_block(world))
+        for other in (twin, twin_of_snapshot):
+            assert np.array_equal(decode(other, generator.next_block(other)), expected)
+    alone = toy_world(model, "window=6")
+    assert all(np.array_equal(decode(alone, generator.next_block(alone)), shown) for shown in pictures)
+
+
+def test_a_fork_made_while_a_block_is_being_decoded_goes_on_from_its_end(bench: Bench) -> None:
+    bench.put()
+    assert bench.gate.entered.wait(30)
+    twin = bench.world.fork()
+    bench.gate.go_on.set()
+    assert not bench.finished(1)[0].error
+    expected = decode(bench.world, bench.generator.next_block(bench.world))
+    assert np.array_equal(decode(twin, bench.generator.next_block(twin)), expected)
+
+
+def test_a_world_that_nobody_shows_holds_few_of_its_blocks() -> None:
+    model = ToyModel(size=SIZE)
+    world, generator = toy_world(model, "window=6"), Generator(model)
+    for _ in range(MOST_UNSHOWN + 8):
+        newest = generator.next_block(world)
+    assert len(world.unshown) == MOST_UNSHOWN and world.unshown[-1].latents is newest.latents
+    decode(world, newest)
+    generator.next_block(world)
+    assert len(world.unshown) == 1
 
 
 def test_one_block_may_wait_while_another_is_decoded(bench: Bench) -> None:

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine import hub, recipe
+from engine import hub
 from engine.commands import models
-from engine.kvcache.policy import parse
-from engine.kvcache.pool import PageFormat
-from engine.models import KVGeometry, presets
-from engine.models.presets import File, LoadOptions, MissingFiles, Preset, UnknownModel
+from engine.models import presets
+from engine.models.files import TINY_DECODER, File, MissingFiles
+from engine.models.presets import LoadOptions, Preset, UnknownModel
+from engine.plan import Plan
 
 PRESET = presets.find("longlive-1.3b")
 
@@ -54,22 +54,10 @@ def test_files_are_found_by_part_and_patterns_by_index_or_folder(tmp_path: Path)
     put(tmp_path, sharded, "diffusion_pytorch_model-00001-of-00006.safetensors")
     index = put(tmp_path, sharded, "diffusion_pytorch_model.safetensors.index.json")
     assert hub.path(tmp_path, sharded) == index
-    (tmp_path / presets.TINY_DECODER.repo / presets.TINY_DECODER.path).unlink()
+    (tmp_path / TINY_DECODER.repo / TINY_DECODER.path).unlink()
     assert "tiny_decoder" not in hub.locate(PRESET, tmp_path)
     with pytest.raises(MissingFiles, match="tiny_decoder"):
         hub.locate(PRESET, tmp_path, tiny=True)
-
-
-@pytest.mark.parametrize("preset", presets.PRESETS.values(), ids=lambda preset: preset.name)
-def test_memory_is_counted_as_the_cache_will_take_it(preset: Preset) -> None:
-    s = preset.sizes
-    form = PageFormat(KVGeometry(s.layers, s.kv_heads, s.head_dim, s.tokens_per_frame), torch.bfloat16)
-    held = parse(preset.kv).most_held(preset.frames_per_block)
-    assert held is not None, "a preset's worlds have a bounded cache"
-    branches = recipe.sampler(preset).branches
-    assert hub.needs(preset).kv == form.page_bytes * (held + preset.recache_room(held)) * branches
-    assert hub.needs(preset, "store=int8").kv * 2 == hub.needs(preset).kv
-    assert hub.needs(preset).device > hub.needs(preset, "store=int4").device > 0
 
 
 def test_without_a_network_pull_names_the_layout_that_would_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +93,7 @@ def test_models_are_listed_and_described(capsys: pytest.CaptureFixture[str], tmp
     assert {row["name"] for row in listed["models"]} == set(presets.PRESETS)
     assert command("info", "self-forcing-1.3b", "--kv", "window=6", "--json") == 0
     info = json.loads(capsys.readouterr().out)
-    assert info["needs"]["kv_bytes"] == hub.needs(presets.find("self-forcing-1.3b"), "window=6").kv
+    assert info["needs"]["kv_bytes"] == Plan.of(presets.find("self-forcing-1.3b"), "window=6").needs().kv
     assert command("info", "self-forcing-1.3b") == 0
     assert "window=21" in capsys.readouterr().out
 
@@ -156,7 +144,7 @@ def test_the_page_of_models_states_every_row_with_its_memory() -> None:
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
     for preset in presets.PRESETS.values():
         if preset.family == "wan2.1":
-            needs = hub.needs(preset)
+            needs = Plan.of(preset).needs()
             (row,) = [line for line in page.splitlines() if line.startswith(f"| `{preset.name}` |")]
             assert f"| `{preset.kv}` | {needs.disk / 1e9:.1f} GB | {needs.device / 1e9:.1f} GB |" in row
             assert preset.files[0].repo in row and preset.files[0].path in row

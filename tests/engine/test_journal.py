@@ -69,6 +69,19 @@ def test_a_replay_is_the_same_world_bit_for_bit(tmp_path: Path) -> None:
     assert torch.equal(latents[0], unsteered[0]) and not torch.equal(latents[1], unsteered[1])
 
 
+def test_a_blend_that_waited_for_another_waits_again_in_a_replay() -> None:
+    model = ToyModel()
+    world, generator, latents = toy_world(model, "window=6"), Generator(model), []
+    journal = Journal(Opening(world.spec, model.digest()))
+    for text in "bcdef":
+        change = PromptChange(0.0, text, "blend", 3)
+        journal.note(Change(world.block, world.steer(change), prompt=change))
+        latents.append(generator.next_block(world).latents)
+    assert [change.block for change in journal.changes] == [0, 3, 3, 3, 6]
+    again = replayed(journal, len(latents))
+    assert all(torch.equal(a, b) for a, b in zip(latents, again, strict=True))
+
+
 def test_a_journal_on_disk_is_complete_at_every_moment(tmp_path: Path) -> None:
     journal, _ = lived()
     path = tmp_path / "w.jsonl"

@@ -237,7 +237,7 @@ def test_top_k_fetches_the_blocks_whose_keys_answer_the_queries() -> None:
     for block in range(5):
         put(cache, 2 * block, 2)
     q, k, v = frames_of(10, 2)
-    q = torch.stack([cache.summary(4)[0], cache.summary(5)[0]]).mean(0).expand(q.shape) * 100
+    q = torch.stack([cache.catalogue.summary(4)[0], cache.catalogue.summary(5)[0]]).mean(0).expand(q.shape) * 100
     with cache.stage(10, 2) as staged:
         out = staged.attend(0, q, k, v, None)
     keys, values = (torch.cat([x, y], 1) for x, y in zip(frames_of(4, 2)[1:], (k, v), strict=True))
@@ -303,7 +303,7 @@ def test_blocks_written_together_are_still_fetched_one_by_one() -> None:
     world.steer(PromptChange(0, "b", "recache"))
     for _ in range(8):
         assert generator.next_block(world).latents.isfinite().all()
-    assert {len(block) for block in world.caches[0].candidates(())} <= {1, 2}
+    assert {len(block) for block in world.caches[0].catalogue.candidates(())} <= {1, 2}
 
 
 @pytest.mark.parametrize(("store", "error", "ratio"), [("int8", 0.01, 0.53), ("int4", 0.14, 0.3), ("fp8", 0.06, 0.51)])

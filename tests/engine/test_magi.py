@@ -20,12 +20,13 @@ from engine.kvcache.deal import Blocks, Deal, Span
 from engine.kvcache.staggered import StaggeredContext
 from engine.layers.attention import sdpa
 from engine.models import BlockSignals, Prompt, magi_load
+from engine.models.files import MAGI_REPOSITORY, MissingFiles
 from engine.models.magi import MagiConditioning, MagiTransformer, frequencies
 from engine.models.magi_load import Architecture, Captions, load, load_transformer, verify
 from engine.models.magi_model import SizeError, geometry
 from engine.models.magi_text import Row, SpecialTokens, SpecialTokensMissing, TokenFlags, caption_row, null_row
 from engine.models.magi_vae import MagiVAE, MagiVAEConfig, TileMismatch, Tiling, blend
-from engine.models.presets import MAGI_REPOSITORY, PRESETS, LoadOptions, MissingFiles, Preset
+from engine.models.presets import PRESETS, LoadOptions, Preset
 from engine.protocol import PromptChange
 from engine.stages import Distilled, Guided, Plan, PlanError
 from engine.weights import WeightsError

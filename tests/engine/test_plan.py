@@ -10,11 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine import recipe
 from engine.commands import plan as command
 from engine.generator import Generator
 from engine.kvcache.pool import PageFormat, PagePool
 from engine.models import KVGeometry
-from engine.models.presets import PRESETS
+from engine.models.presets import PRESETS, Preset
 from engine.plan import Plan, PlanError
 from tests.toy_model import TOY, ToyModel, toy_world
 
@@ -28,6 +29,18 @@ def test_a_page_is_priced_as_it_is_allocated(store: str, element_bytes: int) -> 
     pool = PagePool(PageFormat(geometry, dtype, plan.rule.store), 1)
     allocated = sum(p.numel() * p.element_size() for p in pool.storage.planes.values())
     assert plan.page_bytes == pool.format.page_bytes == allocated
+
+
+@pytest.mark.parametrize("store", ["native", "int8", "int4", "fp8"])
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
+def test_memory_is_counted_as_the_cache_will_take_it(preset: Preset, store: str) -> None:
+    plan = Plan.of(preset, f"store={store}")
+    s, held = preset.sizes, plan.rule.most_held(preset.frames_per_block)
+    form = PageFormat(KVGeometry(s.layers, s.kv_heads, s.head_dim, s.tokens_per_frame), torch.bfloat16, plan.rule.store)
+    assert held is not None, "a preset's worlds have a bounded cache"
+    branches = recipe.sampler(preset).branches
+    assert plan.needs().kv == form.page_bytes * (held + preset.recache_room(held)) * branches
+    assert Plan.of(preset).needs().device >= plan.needs().device > 0
 
 
 @pytest.mark.parametrize("kv", ["window=6 sink=1", "full"])
@@ -44,6 +57,12 @@ def test_a_window_stops_growing_and_a_full_cache_does_not() -> None:
     windowed, full = Plan.of(TOY, "window=6 sink=1"), Plan.of(TOY, "full")
     assert windowed.world_bytes(60) == windowed.world_bytes(6000) == 6 * windowed.page_bytes
     assert full.world_bytes(120) == 2 * full.world_bytes(60)
+
+
+def test_what_is_remembered_in_host_memory_stops_growing_too() -> None:
+    plan = Plan.of(TOY, "window=4 topk=1 remember=10 offload=host")
+    assert plan.host_bytes(60) == plan.host_bytes(6000) == 10 * plan.page_bytes
+    assert plan.host_bytes(plan.block_s * 3) == 2 * plan.page_bytes
 
 
 def test_a_budget_smaller_than_a_block_says_the_least_that_would_do() -> None:

@@ -27,6 +27,7 @@ def test_a_window_shows_what_shifting_would_have_kept(n: int, blocks: int, sink:
 policies = st.builds(
     Policy,
     window=st.none() | st.integers(0, 40),
+    remember=st.none() | st.integers(0, 12),
     sink=st.integers(0, 5),
     ranges=st.lists(st.tuples(st.integers(0, 9), st.integers(10, 20)), max_size=2).map(tuple),
     frames=st.sets(st.integers(0, 30), max_size=3).map(lambda s: tuple(sorted(s))),
@@ -50,8 +51,9 @@ def test_no_block_reads_more_than_is_announced_or_what_was_let_go(policy: Policy
         held = set(policy.keep(held, start, n))
         shown = policy.visible(start, n)
         assert set(shown) <= held
-        most = policy.most_read(n)
+        most, most_kept = policy.most_read(n), policy.most_kept(n)
         assert most is None or len(shown) + n <= most
+        assert most_kept is None or len(held) + n <= most_kept
         held |= set(range(start, start + n))
 
 
@@ -76,6 +78,21 @@ def test_a_wrong_policy_says_what_was_expected(text: str, said: str) -> None:
 def test_a_window_too_small_for_sink_and_block_says_the_least_that_would_do() -> None:
     with pytest.raises(PolicyError, match="expected at least 7"):
         Policy(window=6, sink=4).check(3)
+
+
+@pytest.mark.parametrize("kv", ["full topk=1 remember=9", "window=8 remember=9"])
+def test_frames_that_nobody_reads_are_not_asked_to_be_remembered(kv: str) -> None:
+    with pytest.raises(PolicyError, match=f"expected window=N and topk=N with it, got {kv}"):
+        parse(kv).check(2)
+
+
+def test_of_frames_out_of_sight_the_newest_are_remembered() -> None:
+    policy = parse("window=4 sink=1 topk=1 remember=6")
+    assert policy.keep(range(20), 20, 2) == [0, 13, 14, 15, 16, 17, 18, 19]
+    assert policy.most_held(2) == policy.most_kept(2) == 10
+    hosted = parse("offload=host", policy)
+    assert (hosted.most_held(2), hosted.most_kept(2)) == (4, 10)
+    assert parse("window=4 topk=1 offload=host").most_kept(2) is None
 
 
 def test_what_is_not_said_comes_from_the_base() -> None:

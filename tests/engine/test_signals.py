@@ -1,11 +1,15 @@
 """Signals have a value at every block, and asking for it changes nothing."""
 
+from collections import Counter
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.models import Prompt
 from engine.protocol import MAX_PROMPT_CHARS, ActionState, PromptChange
-from engine.signals import ActionTrack, PromptTrack, SignalError, check_action, check_prompt
+from engine.signals import MOST_WAIT, ActionTrack, PromptTrack, PromptValue, SignalError, check_action, check_prompt
 
 
 def track(*changes: tuple[int, PromptChange]) -> PromptTrack:
@@ -38,6 +42,69 @@ def test_a_blend_that_is_replaced_before_it_is_seen_is_no_scene_to_come_from() -
     assert (after_a_cut.prompt.text, after_a_cut.before and after_a_cut.before.text) == ("abc", "ab")
     prompts.forget_before(4)
     assert len(prompts.switches) == 2 and prompts.at(4).before is value.before
+
+
+def test_a_blend_that_interrupts_another_waits_until_it_has_hurried_to_its_end() -> None:
+    prompts = track((0, PromptChange(0, "a", "cut")), (2, PromptChange(0, "b", "blend", 8)))
+    assert prompts.change(4, PromptChange(0, "c", "blend", 2)) == 6
+    seen = [(v.prompt.text, v.before and v.before.text, v.weight_start, v.weight) for v in map(prompts.at, range(3, 8))]
+    assert seen == [
+        ("ab", "a", 0.125, 0.25),
+        ("ab", "a", 0.25, 0.625),
+        ("ab", "a", 0.625, 1.0),
+        ("abc", "ab", 0.0, 0.5),
+        ("abc", "ab", 0.5, 1.0),
+    ]
+    usual = track((0, PromptChange(0, "a", "cut")), (2, PromptChange(0, "b", "blend", 2)))
+    assert usual.change(3, PromptChange(0, "c", "blend", 2)) == 4 and usual.at(3).weight == 1.0
+
+
+def test_of_prompts_that_wait_for_a_blend_the_newest_is_seen_and_knows_the_others() -> None:
+    prompts = track((0, PromptChange(0, "a", "cut")), (2, PromptChange(0, "b", "blend", 2)))
+    assert [prompts.change(3, PromptChange(0, text, "blend", 2)) for text in "cd"] == [4, 4]
+    value = prompts.at(4)
+    assert (value.prompt.text, value.before and value.before.text) == ("abcd", "ab")
+    assert prompts.change(3, PromptChange(0, "e", "cut")) == 3, "a cut waits for nothing"
+    value = prompts.at(3)
+    assert (value.prompt.text, value.before) == ("abcde", None) and not prompts.at(4).began
+
+
+BLENDS = st.integers(1, 5).map(lambda over: PromptChange(0, "x", "blend", over))
+COMING = st.lists(st.tuples(st.integers(0, 3), st.one_of(st.just(PromptChange(0, "x", "cut")), BLENDS)), max_size=8)
+
+
+@settings(deadline=None)
+@given(COMING, COMING)
+def test_whatever_interrupts_what_the_picture_goes_on_where_it_was(
+    scheduled: list[tuple[int, PromptChange]], live: list[tuple[int, PromptChange]]
+) -> None:
+    """Prompts with the blocks since the one before: some are known from the start, some come as the world goes on."""
+    forgetful, whole = (track((0, PromptChange(0, "a", "cut")), *timed(scheduled)) for _ in range(2))
+    cuts = {block for block, change in (*timed(scheduled), *timed(live)) if change.mode == "cut"}
+    screen = {"a": 1.0}
+    for block in range(60):
+        for change in (change for at, change in timed(live) if at == block):
+            begins = forgetful.change(block, change)
+            assert block <= begins <= block + MOST_WAIT and begins == whole.change(block, change)
+        value = forgetful.at(block)
+        remembered = whole.at(block)
+        assert (value.prompt.text, value.weight) == (remembered.prompt.text, remembered.weight)
+        assert block in {0, *cuts} or mix(value, value.weight_start) == screen
+        screen = mix(value, value.weight)
+        forgetful.forget_before(block + 1)
+        forgetful = forgetful.copy()
+    assert len(forgetful.switches) <= 2 and len(screen) == 1
+
+
+def timed(coming: list[tuple[int, PromptChange]]) -> list[tuple[int, PromptChange]]:
+    return [(sum(since for since, _ in coming[: i + 1]), change) for i, (_, change) in enumerate(coming)]
+
+
+def mix(value: PromptValue, weight: float) -> dict[str, float]:
+    """What is on the screen, by share."""
+    before = value.before or value.prompt
+    both = Counter({before.text: 1 - weight}) + Counter({value.prompt.text: weight})
+    return {text: share for text, share in both.items() if share}
 
 
 def test_a_prompt_is_encoded_once() -> None:

@@ -47,3 +47,15 @@ def test_panning_right_moves_the_road_to_the_left(model: TinyModel) -> None:
 
 def test_the_same_request_makes_the_same_pictures(model: TinyModel) -> None:
     assert np.array_equal(show(model, "a rainy evening in the city"), show(model, "a rainy evening in the city"))
+
+
+def test_a_dissolve_that_interrupts_another_is_no_faster_than_any_other(model: TinyModel) -> None:
+    def largest_step(second: PromptChange, *third: PromptChange) -> float:
+        request = Request("tiny-world", (PromptChange(0, "beach by day"), second, *third), 2.8)
+        with Rollout(request, model, find("tiny-world")) as rollout:
+            pictures = np.concatenate([part.pictures for part in rollout]).astype(np.float32)
+        return float(np.abs(np.diff(pictures, axis=0)).mean((1, 2, 3)).max())
+
+    plain = largest_step(PromptChange(0.5, "night", "blend", 2))
+    interrupted = largest_step(PromptChange(0.5, "night", "blend", 4), PromptChange(1.0, "a sunny day", "blend", 2))
+    assert interrupted < 1.2 * plain

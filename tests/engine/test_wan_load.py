@@ -13,8 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from engine import recipe
+from engine.decoder import decode
 from engine.models import BlockSignals, presets
-from engine.models.presets import LoadOptions, MissingFiles, Preset
+from engine.models.files import MissingFiles
+from engine.models.presets import LoadOptions, Preset
 from engine.models.taehv import Taehv
 from engine.models.umt5 import UMT5Sizes, build, official_names
 from engine.models.wan import WanTransformer
@@ -113,9 +115,7 @@ def test_a_preset_goes_from_published_files_to_pictures(tmp_path: Path, name: st
     world = World(WorldSpec(name, prompts), model, sampler, caches)
     generator, counts = recipe.generator(model, preset), []
     for _ in range(3):
-        block = generator.next_block(world)
-        pictures, world.decoder_state = model.decoder.decode(block.latents, block.conditioning, world.decoder_state)
-        counts.append(pictures.shape)
+        counts.append(decode(world, generator.next_block(world)).shape)
     assert counts == [(9, 32, 32, 3), (12, 32, 32, 3), (12, 32, 32, 3)]
     assert world.prompts.at(1).change.mode == preset.switch[0]
 

@@ -14,11 +14,14 @@ from engine.kvcache.pool import PageFormat, PagePool
 from engine.models import Prompt
 from engine.protocol import ActionState, PromptChange
 from engine.samplers import FewStep, FlowODE, Linear, NotFinite, Sampler, ShiftedFlow
-from engine.signals import SignalError
+from engine.signals import MOST_AT_A_BLOCK, SignalError
 from engine.world import World
 from tests.toy_model import HOLD_RIGHT, ToyModel, toy_world
 
-KV = ["full", "window=6 sink=1", "window=6 positions=window", "window=4 topk=1", "window=6 store=int8"]
+KV = [
+    *("full", "window=6 sink=1", "window=6 positions=window", "window=4 topk=1", "window=6 store=int8"),
+    "window=4 topk=1 remember=4 offload=host",
+]
 SAMPLERS: list[Sampler] = [
     FewStep(Linear(), (1.0, 0.5), context_time=0.06, noise_context=True),
     FlowODE(Linear(), (1.0, 0.6, 0.3), guidance=3.0),
@@ -163,6 +166,27 @@ def test_a_world_of_any_length_holds_a_bounded_past() -> None:
     assert len(world.prompts.switches) <= 3
     world.close()
     assert world.caches[0].pool.used_bytes == 0
+
+
+def test_what_a_world_remembers_out_of_sight_is_bounded_and_until_then_nothing_is_lost() -> None:
+    bounded, whole = (toy_world(model, f"window=4 topk=1 offload=host{b}") for b in (" remember=8", ""))
+    assert same(run(bounded, 6), run(whole, 6))
+    assert not same(run(bounded, 8), run(whole, 8))
+    (cache,), page = bounded.caches, PageFormat(model.geometry.kv).page_bytes
+    assert cache.bytes_by_tier()["host"] == 8 * page and whole.caches[0].bytes_by_tier()["host"] > 8 * page
+    assert len(bounded.kept) == 6 and cache.policy.most_kept(2) == 12
+
+
+def test_prompts_do_not_pile_up_in_a_world_that_makes_no_block() -> None:
+    world = toy_world(model)
+    run(world, 1)
+    for i in range(MOST_AT_A_BLOCK):
+        world.steer(PromptChange(0, f"prompt {i}", "cut"))
+    with pytest.raises(SignalError, match=f"at most {MOST_AT_A_BLOCK} for block 1"):
+        world.steer(PromptChange(0, "one too many", "cut"))
+    assert world.signals()[0].prompt.text == f"prompt {MOST_AT_A_BLOCK - 1}"
+    run(world, 1)
+    assert world.steer(PromptChange(0, "another", "cut")) == 2 and len(world.prompts.switches) == 3
 
 
 def test_a_prompt_is_encoded_once_however_many_blocks_read_it() -> None:

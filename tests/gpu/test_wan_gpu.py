@@ -102,5 +102,5 @@ def test_worlds_on_the_device_follow_those_on_the_cpu(network: WanTransformer, k
 
 
 def decoder_pictures(model: WanModel, world: World, latents: Tensor) -> Tensor:
-    pictures, world.decoder_state = model.decoder.decode(latents, model.condition(world.signals()[0]), None)
+    pictures, _ = model.decoder.decode(latents, model.condition(world.signals()[0]), None)
     return pictures.cpu()

@@ -122,10 +122,10 @@ def test_each_wrong_setting_is_named(argv: list[str], message: str) -> None:
 def test_settings_reach_the_engine_and_hide_the_password() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    argv = "--model a --model b --device cuda --ranks 2 --engine-arg=--x --turn turn:h --turn-user u".split()
+    words = "--model a --model b --device cuda --host-budget-bytes 9 --ranks 2"
+    argv = f"{words} --engine-arg=--x --turn turn:h --turn-user u".split()
     settings = from_arguments(parser.parse_args(argv), {"INFERIX_TURN_PASSWORD": "pass-w0rd"})
-    tail = settings.engine.argv(7)[3:]
-    assert tail == ["--fd", "7", "--model", "a", "--model", "b", "--device", "cuda", "--ranks", "2", "--x"]
+    assert settings.engine.argv(7)[3:] == ["--fd", "7", *words.split(), "--x"]
     assert settings.ice.turn_password == "pass-w0rd" and "pass-w0rd" not in repr(settings)
     check(Settings())
 
