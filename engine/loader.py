@@ -88,7 +88,7 @@ class Plan:
     def open(self) -> World:
         """Raises SignalError on prompts that cannot be, CacheFull if the budget does not hold one block."""
         form = PageFormat(self.loaded.model.geometry.kv, self.loaded.model.dtype, self.policy.store)
-        frames = self.cache_bytes // (form.page_bytes * self.sampler.branches)
+        frames = self.cache_bytes // (form.page_bytes * self.sampler.caches)
         grown = frames - self.loaded.model.geometry.frames_per_block
         model, preset, attend = self.loaded.model, self.loaded.preset, self.loaded.attend
         caches = recipe.caches(model, preset, self.policy, self.sampler, grown, attend, self.loaded.spread)
@@ -131,7 +131,7 @@ def plan(loaded: Loaded, spec: WorldSpec, budget_bytes: int | None) -> Plan:
     policy = recipe.kv_policy(loaded.preset, spec.kv)
     form = PageFormat(g.kv, loaded.model.dtype, policy.store)
     most = policy.most_held(g.frames_per_block)
-    each = form.page_bytes * sampler.branches
+    each = form.page_bytes * sampler.caches
     frames = (budget_bytes or UNBOUNDED_CACHE_BYTES) // each if most is None else most
     frames += recipe.recache_room(loaded.preset, frames) if most is not None else 0
     if most is None and frames < 2 * g.frames_per_block:

@@ -66,8 +66,8 @@ def test_memory_is_counted_as_the_cache_will_take_it(preset: Preset) -> None:
     form = PageFormat(KVGeometry(s.layers, s.kv_heads, s.head_dim, s.tokens_per_frame), torch.bfloat16)
     held = parse(preset.kv).most_held(preset.frames_per_block)
     assert held is not None, "a preset's worlds have a bounded cache"
-    branches = recipe.sampler(preset).branches
-    assert hub.needs(preset).kv == form.page_bytes * (held + preset.recache_room(held)) * branches
+    caches = recipe.sampler(preset).caches
+    assert hub.needs(preset).kv == form.page_bytes * (held + preset.recache_room(held)) * caches
     assert hub.needs(preset, "store=int8").kv * 2 == hub.needs(preset).kv
     assert hub.needs(preset).device > hub.needs(preset, "store=int4").device > 0
 
