@@ -4,8 +4,8 @@
     beside it     text encoder, autoencoder and picture encoder, where the preset has them: every rank encodes prompts
                   for itself, and has the autoencoder to start worlds with and to decode its band of the pictures
     cache         pages of the rank's tokens and heads: see `Split.local_kv`; about 1 / ranks of the whole, or of its
-                  team's ranks in a pipeline; with a team for each branch of guidance, of one branch,
-                  where each has a cache of its own
+                  team's ranks in a pipeline; with teams for branches of guidance, of one branch where each
+                  has a cache, and as much as without where they share one
     activations   at the widest place of a layer: t tokens of the rank's share in b rows, D wide, M in the feed-forward
                   net; queries, keys, values and result of attention over its chunk and heads; what is in transit
 
