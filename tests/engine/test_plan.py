@@ -53,16 +53,6 @@ def test_a_budget_smaller_than_a_block_says_the_least_that_would_do() -> None:
     assert plan.worlds_in(5 * plan.world_bytes(10), 10) == 5
 
 
-def test_ranks_are_planned_in_all_teams_that_they_can_make(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--model", "magi-1-4.5b", "--ranks", "6", "--json") == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])["ranks"]
-    pages = {layout: {memory["cache"] for memory in ranks} for layout, ranks in found.items()}
-    assert pages["ulysses=2 ring=1 cfg=3"] == pages["ulysses=2 ring=1 pipeline=3"]
-    assert pages["ulysses=1 ring=1 pipeline=2 cfg=3"] == pages["ulysses=1 ring=1 pipeline=3 cfg=2"]
-    assert run("--model", "magi-1-4.5b-distill", "--ranks", "6", "--json") == 0
-    assert "cfg" not in capsys.readouterr().out
-
-
 def run(*words: str) -> int:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
@@ -76,6 +66,16 @@ def test_every_model_can_be_planned(model: str, capsys: pytest.CaptureFixture[st
     assert said["model"] == model and said["worlds"] > 0 and said["curve"][-1][1] == said["world_bytes"]
     assert run("--model", model) == 0
     assert "pages at the end" in capsys.readouterr().out
+
+
+def test_ranks_are_planned_in_all_teams_that_they_can_make(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--model", "magi-1-4.5b", "--ranks", "6", "--json") == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["ranks"]
+    pages = {layout: {memory["cache"] for memory in ranks} for layout, ranks in found.items()}
+    assert pages["ulysses=2 ring=1 cfg=3"] == pages["ulysses=2 ring=1 pipeline=3"]
+    assert pages["ulysses=1 ring=1 pipeline=2 cfg=3"] == pages["ulysses=1 ring=1 pipeline=3 cfg=2"]
+    assert run("--model", "magi-1-4.5b-distill", "--ranks", "6", "--json") == 0
+    assert "cfg" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
