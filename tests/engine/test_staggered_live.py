@@ -26,7 +26,7 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module", params=WAYS.values(), ids=WAYS)
+@pytest.fixture(scope="module", params=list(WAYS.values()), ids=list(WAYS))
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     folder, (preset, arguments) = tmp_path_factory.mktemp("engine"), request.param
     small_magi.install(folder, preset)
