@@ -4,24 +4,26 @@
     history   history and the null text; the one that writes what the cache keeps of the clean block
     alone     each block for itself, as a batch, with the null text
 
-A distilled model has the first of them only, and it writes. Knows no timetable: how far a block sees and what its
-branches weigh comes with it.
+A distilled model has the first of them only, and it writes. Teams of ranks may share the branches out (parts.py).
+Knows no timetable: how far a block sees and what its branches weigh comes with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from engine.guidance import ALL_BRANCHES, Branching
 from engine.kvcache.cache import KVCache
 from engine.kvcache.deal import Blocks, Deal, Span
 from engine.kvcache.staged import StagedBlock
 from engine.kvcache.staggered import IsolatedContext, StaggeredContext
 from engine.models import BlockModel, Conditioning, Prompt
+from engine.parts import ALONE, HISTORY, TEXT, Part, parts, passes
 from engine.stages import HISTORY_ONLY, Distilled, Weights
 
 
@@ -69,7 +71,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Step:
-    """The outcome: dx/dt of each active block (F, C, H, W), and how many blocks x branches it took and spared."""
+    """The outcome: dx/dt of each active block (F, C, H, W), and how many blocks x branches it took and spared.
+
+    The same on every rank, and as many as on one rank.
+    """
 
     velocities: tuple[Tensor, ...]
     run: int
@@ -79,8 +84,8 @@ class Step:
 class Branches:
     """The calls of one step on behalf of one world."""
 
-    def __init__(self, model: StaggeredModel, cache: KVCache) -> None:
-        self.model, self.cache = model, cache
+    def __init__(self, model: StaggeredModel, cache: KVCache, branching: Branching = ALL_BRANCHES) -> None:
+        self.model, self.cache, self.branching = model, cache, branching
         self.width = model.geometry.frames_per_block
 
     def distilled(self, call: Call, staged: StagedBlock | None, rule: Distilled) -> Step:
@@ -97,31 +102,30 @@ class Branches:
 
     def guided(self, call: Call, staged: StagedBlock | None, *, skip: bool) -> Step:
         """Three branches. With `skip` a block is left out of those that it neither needs nor is seen in."""
-        count, first = len(call.active), len(call.entries) - len(call.active)
-        text, history = (self._needed([e.weights[i] for e in call.active], skip) for i in (2, 1))
-        alone = [i for i, e in enumerate(call.active) if e.weights.unconditional or not skip]
-        parts: list[list[tuple[float, Tensor]]] = [[] for _ in call.active]
-        if text:
-            found = self._with_history(call.entries[: first + text], call, None)
-            _gather(parts, found[first:], call, 2, range(text))
-        if history or first:
-            entries = self._without_text(call.entries[: first + history])
-            found = self._with_history(entries, call, staged, dropped=True)
-            _gather(parts, found[first:], call, 1, range(history))
-        if alone:
-            entries = self._without_text([call.active[i] for i in alone])
-            _gather(parts, self._alone(entries, call), call, 0, alone)
-        run = (first + text if text else 0) + first + history + len(alone)
-        velocities = tuple(sum((w * v for w, v in p[1:]), p[0][0] * p[0][1]) for p in parts)
-        return Step(velocities, run, 2 * first + 3 * count - run)
+        wanted, first = parts([e.weights for e in call.active], skip=skip), len(call.entries) - len(call.active)
+        own = passes(wanted, self.branching.teams, clean=bool(first))[self.branching.index]
+        found = [v for each in own for v in self._pass(each, call, staged)]
+        sizes = [len(part.blocks) for part in wanted]
+        velocities = self.branching.gather(found, sizes, call.active[0].latents)
+        keys = ((part.branch, i) for part in wanted for i in part.blocks)
+        by_branch = dict(zip(keys, velocities, strict=True))
+        run = sum(sizes) + first * (1 + any(part.branch == TEXT for part in wanted))
+        weighed = tuple(_weighed(by_branch, i, e.weights) for i, e in enumerate(call.active))
+        return Step(weighed, run, 2 * first + 3 * len(call.active) - run)
 
     def given(self, call: Call, staged: StagedBlock, *, dropped: bool) -> None:
         """Fill `staged` with the keys and values of clean blocks that a world starts from; no rank leaves one out."""
         self._run(Deal(self._blocks(call.active, staged)), call.active, call, staged, dropped=dropped)
 
-    def _needed(self, weights: Sequence[float], skip: bool) -> int:
-        """How many blocks, oldest first, take part in a branch: younger ones see older ones, never the reverse."""
-        return max((i + 1 for i, w in enumerate(weights) if w or not skip), default=0)
+    def _pass(self, part: Part, call: Call, staged: StagedBlock | None) -> list[Tensor]:
+        """The velocities of the blocks of one branch."""
+        if part.branch == ALONE:
+            return self._alone(self._without_text([call.active[i] for i in part.blocks]), call)
+        first = len(call.entries) - len(call.active)
+        entries = call.entries[: first + len(part.blocks)]
+        if part.branch == HISTORY:
+            return self._with_history(self._without_text(entries), call, staged, dropped=True)[first:]
+        return self._with_history(entries, call, None)[first:]
 
     def _without_text(self, entries: Sequence[Entry]) -> list[Entry]:
         return [replace(e, prompt=self.model.null) for e in entries]
@@ -172,8 +176,7 @@ class Branches:
         return self.model.gather([e.prompt for e in entries], dropped=dropped, distil=call.distil)
 
 
-def _gather(
-    parts: list[list[tuple[float, Tensor]]], found: Sequence[Tensor], call: Call, branch: int, active: Sequence[int]
-) -> None:
-    for i, velocity in zip(active, found, strict=True):
-        parts[i].append((call.active[i].weights[branch], velocity))
+def _weighed(found: Mapping[tuple[int, int], Tensor], block: int, weights: Weights) -> Tensor:
+    """The sum over branches, always in the same order."""
+    terms = [weights[branch] * found[branch, block] for branch in (TEXT, HISTORY, ALONE) if (branch, block) in found]
+    return sum(terms[1:], terms[0])

@@ -37,7 +37,7 @@ class EngineConfig:
     ulysses: int | None = None  # ranks that share heads; None: chosen from what the links are measured to be
     ring: int | None = None  # ranks that share keys
     pipeline: int | None = None  # teams of ranks that blocks in flight are dealt out to (MAGI-1)
-    cfg: int | None = None  # teams of ranks, one for each branch of guidance; None: where it goes
+    cfg: int | None = None  # teams of ranks that share branches of guidance; None: where it goes, or pays
     exchange: str = "auto"  # of a ring; auto: chosen at each block
     share_decoding: bool = True  # by the ranks, where a model's decoder can be; False: rank 0 decodes alone
     threads: int = 1  # of the denoiser; decoding and encoding have threads of their own
@@ -178,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ulysses", help="how many of them share heads; chosen by measurement where not given")
     parser.add_argument("--ring", help="how many of them share keys")
     parser.add_argument("--pipeline", help="into how many teams of them blocks in flight are dealt out (MAGI-1)")
-    parser.add_argument("--cfg", help="teams of ranks, one for each branch of classifier-free guidance")
+    parser.add_argument("--cfg", help="teams of ranks that share the branches of classifier-free guidance")
     parser.add_argument("--exchange", help="of a ring: " + ", ".join(EXCHANGES))
     parser.add_argument("--share-decoding", help="whether ranks share decoding, where the decoder can be shared")
     parser.add_argument("--threads", help="threads of the denoiser")

@@ -1,45 +1,41 @@
-"""Who computes which branch of classifier-free guidance.
+"""Who computes which part of a guided step, and how all learn what was found.
 
-A process that is alone computes all of them, each with a cache of its own. Ranks may share them out
-(engine/parallel/guidance.py): each then has the caches of its own branches and hears what the others have found.
+A process that is alone computes everything. Ranks may share the parts out (engine/parallel/guidance.py): each then has
+the caches that its own parts read, and hears what the others have found.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from engine.models import State
 
 
-class Branching(Protocol):
-    """Which branches are this process's own, and how it learns of the others."""
+class Branching:
+    """All parts are this process's own."""
 
-    def mine(self, branches: int) -> range:
-        """Of the `branches` of a sampler, conditional first. Raises ValueError where they cannot be shared out."""
-        ...
+    teams, index = 1, 0  # how many share the parts, and which of them this is
 
-    def gather(self, found: list[Tensor]) -> list[Tensor]:
-        """From one tensor for each branch of one's own to one for each branch; all of the same shape."""
-        ...
+    def mine(self, branches: int, caches: int) -> Sequence[int]:
+        """Of a world's caches, those that are kept here; its sampler has so many branches of guidance.
 
-    def collect(self, states: list[State]) -> list[State]:
-        """The same of what snapshots hold."""
-        ...
+        Raises ValueError where these cannot be shared out.
+        """
+        return range(caches)
 
+    def gather(self, found: Sequence[Tensor], sizes: Sequence[int], like: Tensor) -> list[Tensor]:
+        """From the tensors of one's own parts to those of all parts, in the order of parts.
 
-class AllBranches:
-    """They are all one's own."""
+        `sizes`: how many each part finds; `like`: a tensor of their shape and type. What comes behind one's own is
+        ignored.
+        """
+        return list(found[: sum(sizes)])
 
-    def mine(self, branches: int) -> range:
-        return range(branches)
-
-    def gather(self, found: list[Tensor]) -> list[Tensor]:
-        return found
-
-    def collect(self, states: list[State]) -> list[State]:
+    def collect(self, states: list[State], caches: int) -> list[State]:
+        """From what snapshots hold of one's own caches to that of all of a world's caches."""
         return states
 
 
-ALL_BRANCHES = AllBranches()
+ALL_BRANCHES = Branching()

@@ -131,7 +131,7 @@ def plan(loaded: Loaded, spec: WorldSpec, budget_bytes: int | None, host_budget_
     sampler = recipe.sampler(loaded.preset, spec.steps)
     policy = recipe.kv_policy(loaded.preset, spec.kv)
     kept, held = ends(policy, g.frames_per_block)
-    each = PageFormat(g.kv, loaded.model.dtype, policy.store).page_bytes * sampler.branches
+    each = PageFormat(g.kv, loaded.model.dtype, policy.store).page_bytes * sampler.caches
     cache_bytes = (held + recipe.recache_room(loaded.preset, held)) * each
     host_bytes = kept * each if policy.offload == "host" else 0
     for name, size, budget in (

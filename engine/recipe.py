@@ -77,9 +77,9 @@ def caches(
     attend: Attention = sdpa,
     spread: Spread | None = None,
 ) -> tuple[KVCache, ...]:
-    """Caches for one world with a pool of their own, one for each branch of guidance; or a rank's `spread` of them.
+    """Caches for one world with a pool of their own, as many as its sampler needs; or a rank's `spread` of them.
 
-    Raises SplitError where a spread shares out branches that the sampler does not have.
+    Raises SplitError where a spread shares out branches of guidance that the sampler does not have.
 
     A policy that lets the cache grow needs `most_frames`, the latent frames the world will ever have.
     """
@@ -87,10 +87,10 @@ def caches(
     held, needed = rule.most_held(per_block), most_frames + per_block
     held = needed if held is None else min(held, needed) if most_frames else held
     form = PageFormat(spread.kv if spread else model.geometry.kv, model.dtype, rule.store)
-    branches = len(spread.branching.mine(sampler.branches)) if spread else sampler.branches
-    pool = PagePool(form, (held + recache_room(preset, held)) * branches, model.device)
+    count = len(spread.branching.mine(sampler.branches, sampler.caches)) if spread else sampler.caches
+    pool = PagePool(form, (held + recache_room(preset, held)) * count, model.device)
     make = spread.cache if spread else KVCache
-    return tuple(make(pool, rule, per_block, attend) for _ in range(branches))
+    return tuple(make(pool, rule, per_block, attend) for _ in range(count))
 
 
 def recache_room(preset: Preset, held: int) -> int:

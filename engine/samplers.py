@@ -39,7 +39,12 @@ class Sampler(Protocol):
 
     @property
     def branches(self) -> int:
-        """Caches a world needs."""
+        """Of guidance, that can be computed apart; 1: no guidance."""
+        ...
+
+    @property
+    def caches(self) -> int:
+        """That a world needs: one for each branch, or one that all of them read."""
         ...
 
     @property
@@ -114,6 +119,7 @@ class FewStep:
     context_time: float = 0.0
     noise_context: bool = False
     branches: int = 1
+    caches: int = 1
 
     def advance(self, model: BlockModel, worlds: Sequence[World], conditioning: Sequence[Conditioning]) -> list[Made]:
         with _Rows(model, worlds, conditioning, branches=1) as rows:
@@ -149,6 +155,10 @@ class FlowODE:
     @property
     def branches(self) -> int:
         return 1 if self.guidance == 1 else 2
+
+    @property
+    def caches(self) -> int:
+        return self.branches
 
     def advance(self, model: BlockModel, worlds: Sequence[World], conditioning: Sequence[Conditioning]) -> list[Made]:
         with _Rows(model, worlds, conditioning, self.branches) as rows:
@@ -204,7 +214,8 @@ class _Rows:
         self, model: BlockModel, worlds: Sequence[World], conditioning: Sequence[Conditioning], branches: int
     ) -> None:
         self._model, self._worlds, self._branching = model, worlds, worlds[0].branching
-        self._mine = self._branching.mine(branches)
+        self._sizes = [1] * branches  # each is a part of a step, and finds one flow
+        self._mine = self._branching.mine(branches, branches)
         parts = [model.negative(c) if branch else c for branch in self._mine for c in conditioning]
         self._conditioning = type(parts[0]).stack(parts)
         self._last = torch.stack([_last_frame(model, w) for w in worlds])  # (B, 1, C, H, W)
@@ -240,7 +251,7 @@ class _Rows:
             times = torch.full(rows.shape[:2], t, device=x.device, dtype=torch.float32)
             conditioning = self._with(self._last.expand_as(x))
             flows = self._model.forward(rows, times, conditioning, self._context).chunk(len(self._mine))
-            found = self._branching.gather(list(flows))
+            found = self._branching.gather(flows, self._sizes, flows[0])
         boundary("step", step=self._steps)
         self._steps += 1
         return found

@@ -24,7 +24,7 @@ from engine.kvcache.staggered import check_policy
 from engine.models import BlockModel, Conditioning, Prompt
 from engine.profiler import boundary, count, span
 from engine.samplers import Made, check_finite
-from engine.stages import Distilled, Guided, Plan
+from engine.stages import Distilled, Guided, Plan, Weights
 from engine.world import World
 
 
@@ -59,7 +59,11 @@ class StaggeredSampler:
 
     @property
     def branches(self) -> int:
-        """One cache: all branches of guidance read what the clean passes left."""
+        return len(Weights._fields) if isinstance(self.plan.guidance, Guided) else 1
+
+    @property
+    def caches(self) -> int:
+        """All branches of guidance read what the clean passes left."""
         return 1
 
     @property
@@ -99,7 +103,7 @@ class StaggeredSampler:
 
     def step(self, model: StaggeredModel, world: World, call: Call, staged: StagedBlock | None) -> Step:
         """One call of the model, or three; what the cache keeps of the clean block goes into `staged`."""
-        branches = Branches(model, world.caches[0])
+        branches = Branches(model, world.caches[0], world.branching)
         if isinstance(self.plan.guidance, Distilled):
             return branches.distilled(call, staged, self.plan.guidance)
         return branches.guided(call, staged, skip=self.skip)

@@ -72,7 +72,7 @@ class World:
         noise: Noise | None = None,
         branching: Branching = ALL_BRANCHES,
     ) -> None:
-        """`caches`: one for each branch of the sampler's guidance that is computed here, by `branching`.
+        """`caches`: those of the world's that are kept here, by `branching`.
 
         Raises SignalError on prompts that cannot be.
         """
@@ -177,8 +177,12 @@ class World:
 
     @property
     def branches(self) -> list[tuple[int, KVCache]]:
-        """The branches of guidance that are computed here, each with its cache; 0 is the conditional one."""
-        return list(zip(self.branching.mine(self.sampler.branches), self.caches, strict=True))
+        """The caches that are kept here, each behind the branch of guidance that reads it.
+
+        0 is the conditional one, or all of them where they read the same.
+        """
+        own = self.branching.mine(self.sampler.branches, self.sampler.caches)
+        return list(zip(own, self.caches, strict=True))
 
     # ---------------------------------------------------------------------------------------- copies, the end
 
@@ -197,7 +201,7 @@ class World:
             "position": (self.block, self.start),
             "motion": self.motion,
             "extra": dict(self.extra),
-            "caches": self.branching.collect([cache.snapshot() for cache in self.caches]),
+            "caches": self.branching.collect([cache.snapshot() for cache in self.caches], self.sampler.caches),
             "kept": list(self.kept),
             "prompts": self.prompts.copy().switches,
             "actions": self.actions.copy().states,

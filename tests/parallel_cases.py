@@ -43,7 +43,7 @@ def caches_of(model: BlockModel, kv: str, sampler: Sampler, spread: Spread | Non
     form = PageFormat(spread.kv if spread else model.geometry.kv, model.dtype, policy.store)
     pool = PagePool(form, PAGES)
     make: Callable[..., KVCache] = spread.cache if spread else KVCache
-    return tuple(make(pool, policy, per_block) for _ in branching_of(spread).mine(sampler.branches))
+    return tuple(make(pool, policy, per_block) for _ in branching_of(spread).mine(sampler.branches, sampler.caches))
 
 
 def branching_of(spread: Spread | None) -> Branching:

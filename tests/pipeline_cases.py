@@ -1,18 +1,21 @@
-"""Cases that ranks run: worlds whose blocks in flight are dealt out, against the same worlds on one rank."""
+"""Cases that ranks run: worlds whose blocks in flight, or whose branches, are dealt out, against those of one rank."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
+from engine.branches import Call, StaggeredModel, Step
 from engine.generator import Generator
 from engine.kvcache.cache import KVCache
 from engine.kvcache.deal import Blocks, Deal
+from engine.kvcache.staged import StagedBlock
 from engine.loader import Watched
 from engine.models import BlockModel, Geometry
 from engine.parallel.cache import Spread
@@ -21,6 +24,7 @@ from engine.parallel.crew import Crew, Follower, LedGenerator, LedWorld, between
 from engine.parallel.deal import Dealt
 from engine.parallel.mesh import Grid, Mesh
 from engine.parallel.split import Layout
+from engine.parts import parts
 from engine.protocol import PromptChange, WorldSpec
 from engine.stages import Distilled, Guided, Plan
 from engine.staggered import StaggeredSampler
@@ -51,10 +55,11 @@ def flight(
     tolerance: float = TOLERANCE,
 ) -> list[Any]:
     """Blocks and caches are those of one rank. How many bytes all ranks sent, by the formula too, and of what kinds."""
-    model, sampler = MODELS["magi"](), StaggeredSampler(PLANS[plan], last)
+    model, sampler = MODELS["magi"](), Noting(PLANS[plan], last)
     grid = mesh.grid(Layout(*layout))
     spread = Spread.over(grid, model.geometry.kv, mode=mode or "pass-q", beside=beside)
-    alone, shared = (open_world(model, kv, sampler, s) for s in (None, spread))
+    alone = open_world(model, kv, StaggeredSampler(PLANS[plan], last), None)
+    shared = open_world(model, kv, sampler, spread)
     passes, before = listen(shared.caches[0]), dict(mesh.sent_bytes)
     generator = Generator(model, "none")
     if given:
@@ -69,10 +74,32 @@ def flight(
     assert shared.caches[0].held == alone.caches[0].held
     same_caches(shared, alone, tolerance)
     sent = {kind: n - before.get(kind, 0) for kind, n in mesh.sent_bytes.items() if n > before.get(kind, 0)}
-    counted = torch.tensor([sent.get("pipeline", 0) + sent.get("velocities", 0)])
-    total = int(grid.teams.sum(grid.everyone.sum(counted, "count"), "count"))
-    formula = sum(bytes_of(each, grid, model.geometry, beside) for each in passes)
-    return [total, formula, sorted(set(sent) - {"snapshot"})]
+    counted = torch.tensor([sum(sent.get(kind, 0) for kind in ("pipeline", "velocities", "cfg"))])
+    total = grid.cfg.sum(grid.pipeline.sum(grid.everyone.sum(counted, "count"), "count"), "count")
+    of_team = sum(bytes_of(each, grid, model.geometry, beside) for each in passes)
+    formula = grid.cfg.sum(torch.tensor([of_team]), "count") + cfg_bytes(
+        sum(sampler.found), grid.layout, model.geometry
+    )
+    return [int(total), int(formula), sorted(set(sent) - {"snapshot"})]
+
+
+@dataclass(frozen=True)
+class Noting(StaggeredSampler):
+    """How many velocities each step finds, over all branches."""
+
+    found: list[int] = field(default_factory=list)
+
+    def step(self, model: StaggeredModel, world: World, call: Call, staged: StagedBlock | None) -> Step:
+        weights = [entry.weights for entry in call.active]
+        self.found.append(sum(len(part.blocks) for part in parts(weights, skip=self.skip)))
+        return super().step(model, world, call, staged)
+
+
+def cfg_bytes(velocities: int, layout: Layout, geometry: Geometry) -> int:
+    """n / g (g - 1) V F C H W 4"""
+    shape, g = geometry.latent, layout.cfg
+    size = geometry.frames_per_block * shape.channels * shape.height * shape.width
+    return layout.ranks // g * (g - 1) * velocities * size * 4
 
 
 def listen(cache: KVCache) -> list[Blocks]:
@@ -119,11 +146,12 @@ def led(mesh: Mesh, ranks: int, layout: Sequence[int]) -> None:
     """Rank 0 gives up a block between two passes, forks and closes, and ranks with other blocks follow."""
     model, sampler = MODELS["magi"](), StaggeredSampler(PLANS["guided"])
     spread = Spread.over(mesh.grid(Layout(*layout)), model.geometry.kv, mode="pass-q")
+    branching = spread.branching
     if mesh.rank:
         watched = cast(BlockModel, Watched(model, functools.partial(between_passes, mesh)))
 
         def follow_in(spec: WorldSpec) -> World:
-            return World(spec, watched, sampler, caches_of(watched, "window=9", sampler, spread))
+            return World(spec, watched, sampler, caches_of(watched, "window=9", sampler, spread), branching=branching)
 
         Follower(mesh, follow_in, {"magi": Generator(watched, "none")}).follow()
         return
@@ -138,7 +166,7 @@ def led(mesh: Mesh, ranks: int, layout: Sequence[int]) -> None:
     watched = cast(BlockModel, Watched(model, crew.watched(pulse)))
     spec = WorldSpec("magi", (PromptChange(0.0, "a beach"),), 3)
     leading, generator = LedGenerator(watched, "none", crew), Generator(model, "none")
-    shared = LedWorld(spec, watched, sampler, caches_of(watched, "window=9", sampler, spread), crew)
+    shared = LedWorld(spec, watched, sampler, caches_of(watched, "window=9", sampler, spread), crew, branching)
     alone = World(spec, model, sampler, caches_of(model, "window=9", sampler, None))
 
     def both(one: World, other: World) -> Tensor:

@@ -29,7 +29,7 @@ torch.set_num_threads(1)  # tensors this small only make threads wait for one an
 CONFIG = MagiConfig(layers=2, hidden=64, ffn=48, heads=8, kv_heads=2, head_dim=8, latent_channels=4, caption_channels=6)
 VAE = MagiVAEConfig(video_size=32, video_length=8, z_channels=4, width=256, depth=1, heads=2, mlp_ratio=0.5)
 DISTILLED, GUIDED = Plan(8, Distilled()), Plan(8, Guided())
-QUICK = Plan(4, Distilled(), window=2)
+QUICK, QUICK_GUIDED = Plan(4, Distilled(), window=2), Plan(4, Guided(), window=2)
 
 
 def random_weights(module: nn.Module, scale: float = 0.2) -> None:
@@ -71,7 +71,7 @@ def small_preset(plan: Plan = DISTILLED, kv: str = "window=10", frames_per_block
     )
 
 
-PRESET = small_preset(QUICK)
+PRESET, GUIDED_PRESET = small_preset(QUICK), small_preset(QUICK_GUIDED)
 
 
 def small_model(preset: Preset = PRESET, config: MagiConfig = CONFIG) -> MagiModel:
@@ -101,9 +101,12 @@ def small_world(
     return recipe.generator(model, preset), World(spec, model, recipe.sampler(preset), (cache,))
 
 
-def install(folder: Path) -> None:
-    """Make `folder`, once it is on the path, a place where the small model is an installed model."""
+def install(folder: Path, preset: str = "PRESET") -> None:
+    """Make `folder`, once it is on the path, a place where the small model is an installed model.
+
+    `preset`: the name of its row in this module.
+    """
     info = folder / "small_magi-0.0.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: small-magi\nVersion: 0.0.0\n")
-    (info / "entry_points.txt").write_text("[inferix.models]\nsmall-magi = tests.small_magi:PRESET\n")
+    (info / "entry_points.txt").write_text(f"[inferix.models]\nsmall-magi = tests.small_magi:{preset}\n")

@@ -179,7 +179,7 @@ def toy_world(
     policy = parse(kv)
     pool = pool or PagePool(PageFormat(model.geometry.kv, model.dtype, policy.store), pages)
     sampler = sampler or FewStep(Linear(), (1.0, 0.5), context_time=0.0)
-    caches = tuple(KVCache(pool, policy, model.geometry.frames_per_block) for _ in range(sampler.branches))
+    caches = tuple(KVCache(pool, policy, model.geometry.frames_per_block) for _ in range(sampler.caches))
     return World(WorldSpec("toy", prompts, seed), model, sampler, caches)
 
 

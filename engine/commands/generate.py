@@ -103,7 +103,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ulysses", type=int, help="how many of them share heads (default: chosen by measurement)")
     parser.add_argument("--ring", type=int, help="how many of them share keys")
     parser.add_argument("--pipeline", type=int, help="into how many teams of them blocks in flight go (MAGI-1)")
-    parser.add_argument("--cfg", type=int, help="teams of them, one for each branch of guidance (default: if it fits)")
+    parser.add_argument(
+        "--cfg", type=int, help="teams of them that share the branches of guidance (default: if it fits)"
+    )
     parser.add_argument(
         "--share-decoding",
         choices=("on", "off"),

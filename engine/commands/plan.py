@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from contextlib import suppress
-from dataclasses import replace
 
 import msgspec
 import torch
@@ -18,7 +17,7 @@ from engine.models import presets
 from engine.models.presets import UnknownModel
 from engine.parallel.choose import grids
 from engine.parallel.memory import RankMemory, model_of, per_rank
-from engine.parallel.split import Layout, SplitError
+from engine.parallel.split import Layout, SplitError, teams_for
 from engine.plan import Plan, PlanError, size
 from engine.recipe import sampler
 
@@ -107,11 +106,10 @@ def _ranks(plan: Plan, seconds: float, ranks: int) -> dict[Layout, list[RankMemo
         raise PlanError(f"ranks: expected at least 1, got {ranks}")
     model, dtype = model_of(plan.preset), torch.bfloat16 if plan.element_bytes == 2 else torch.float32
     frames, found = plan.held_frames(seconds), {}
-    branches = sampler(plan.preset).branches
-    for cfg in (n for n in {1, branches} if ranks % n == 0):
-        for grid in grids(ranks // cfg, model.kv, model.heads, pipeline=model.in_flight > 1):
-            layout = replace(grid, cfg=cfg)
-            found[layout] = per_rank(model, layout, plan.rule, dtype, frames, branches)
+    rule = sampler(plan.preset)
+    cfg = teams_for(rule.branches, rule.caches)
+    for layout in grids(ranks, model.kv, model.heads, pipeline=model.in_flight > 1, cfg=cfg):
+        found[layout] = per_rank(model, layout, plan.rule, dtype, frames, rule.caches)
     return found
 
 

@@ -84,13 +84,13 @@ class Spread:
         grid = self.exchange.grid
         if grid.layout.pipeline == 1:
             return Deal(blocks)
-        return PipelineDeal(grid.teams, Dealt.over(grid.teams.size, blocks, self.beside), self.kv.layers)
+        return PipelineDeal(grid.pipeline, Dealt.over(grid.pipeline.size, blocks, self.beside), self.kv.layers)
 
     @property
     def branching(self) -> Branching:
-        """Which branches of guidance are this rank's."""
+        """Which parts of a guided step are this rank's."""
         grid = self.exchange.grid
-        return SharedBranches(grid.teams) if grid.layout.cfg > 1 else ALL_BRANCHES
+        return SharedBranches(grid.cfg) if grid.layout.cfg > 1 else ALL_BRANCHES
 
     def _chooser(self, ranks: int) -> Chooser:
         """Of one ring's mode: what a Ulysses group around it costs is the same in both."""

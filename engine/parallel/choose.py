@@ -86,9 +86,9 @@ class Choice:
     reason: str
 
 
-def grids(ranks: int, kv: KVGeometry, heads: int, *, pipeline: bool = False) -> list[Layout]:
-    """Every layout that these ranks, tokens and heads allow, those of a `pipeline` too where that is wanted."""
-    found = [each for each in layouts(ranks, pipeline=pipeline) if _fits(each.team, kv, heads)]
+def grids(ranks: int, kv: KVGeometry, heads: int, *, pipeline: bool = False, cfg: Iterable[int] = (1,)) -> list[Layout]:
+    """Every layout that these ranks, tokens and heads allow; `pipeline` and `cfg` as in `layouts`."""
+    found = [each for each in layouts(ranks, pipeline=pipeline, cfg=cfg) if _fits(each.team, kv, heads)]
     if not found:
         raise SplitError(f"ranks: expected at most {kv.tokens}, the tokens of a latent frame; got {ranks}")
     return found

@@ -4,7 +4,8 @@
     beside it     text encoder, autoencoder and picture encoder, where the preset has them: every rank encodes prompts
                   for itself, and has the autoencoder to start worlds with and to decode its band of the pictures
     cache         pages of the rank's tokens and heads: see `Split.local_kv`; about 1 / ranks of the whole, or of its
-                  team's ranks in a pipeline; with a team for each branch of guidance, of one branch
+                  team's ranks in a pipeline; with teams for branches of guidance, of one branch where each
+                  has a cache, and as much as without where they share one
     activations   at the widest place of a layer: t tokens of the rank's share in b rows, D wide, M in the feed-forward
                   net; queries, keys, values and result of attention over its chunk and heads; what is in transit
 
@@ -78,12 +79,12 @@ def model_of(preset: Preset) -> Model:
 
 
 def per_rank(
-    model: Model, layout: Layout, policy: Policy, dtype: torch.dtype, most_frames: int = 0, branches: int = 1
+    model: Model, layout: Layout, policy: Policy, dtype: torch.dtype, most_frames: int = 0, caches: int = 1
 ) -> list[RankMemory]:
     """What each rank of a layout needs for one world.
 
     `dtype`: of weights and of pages that are not quantised; `most_frames`: latent frames that a cache which grows is to
-    hold; `branches`: caches of a world. Raises SplitError where ranks, tokens and heads do not go together.
+    hold; `caches`: of a world, on one rank. Raises SplitError where ranks, tokens and heads do not go together.
     """
     held = policy.most_held(model.frames_per_block) or most_frames
     read = policy.most_read(model.frames_per_block) or most_frames
@@ -91,7 +92,7 @@ def per_rank(
     beside = (s.text_bytes(item), s.decoder_bytes(item), s.image_parameters * item) if s else (0, 0, 0)
     for rank in range(layout.ranks):
         split = Split(layout.team, rank % layout.team.ranks, model.kv)
-        own = branches // layout.cfg
+        own = max(1, caches // layout.cfg)
         pages = held * PageFormat(split.local_kv, dtype, policy.store).page_bytes * own
         rows = own * -(-model.in_flight // layout.pipeline)  # whole blocks
         working = _activations(model, split, read, item, rows)

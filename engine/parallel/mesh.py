@@ -112,7 +112,7 @@ class Mesh:
         team += [layout.ulysses_group(i) for i in range(layout.ring)]
         team += [layout.ring_group(i) for i in range(layout.ulysses)]
         groups = [_shifted(ranks, layout.team_group(i).start) for i in range(layout.teams) for ranks in team]
-        groups += [layout.across(i) for i in layout.team_group(0)]
+        groups += [group(i) for i in range(layout.ranks) for group in (layout.pipeline_group, layout.cfg_group)]
         for ranks in groups:
             if ranks not in self._axes:
                 group = dist.new_group(list(ranks), timeout=self.patience) if len(ranks) > 1 else None
@@ -126,7 +126,8 @@ class Mesh:
         at_ring, at_ulysses = layout.place(self.rank)
         team = layout.team_group(self.rank // layout.team.ranks)
         shared = (layout.team_group(0), layout.ulysses_group(at_ring), layout.ring_group(at_ulysses))
-        groups = [_shifted(ranks, team.start) for ranks in shared] + [layout.across(team.index(self.rank))]
+        groups = [_shifted(ranks, team.start) for ranks in shared]
+        groups += [layout.pipeline_group(self.rank), layout.cfg_group(self.rank)]
         return Grid(layout, *(self._axes[group] for group in groups))
 
     def tell(self, data: bytes | None) -> bytes:
@@ -153,7 +154,8 @@ class Grid:
     everyone: Axis  # of its team
     ulysses: Axis
     ring: Axis
-    teams: Axis  # those at its place in all teams
+    pipeline: Axis  # those at its place in the teams of its pipeline
+    cfg: Axis  # those at its place in all pipelines
 
 
 class Pending:

@@ -9,15 +9,17 @@ a rank gets the group's tokens, a chunk of consecutive ones, for its heads alone
 keeps 1/ring of the tokens and 1/ulysses of the heads of every page, whatever a policy shows or lets go of: pages are
 cut, not dealt out, and no window, sink or chosen range can leave one rank with more to keep or to read than another.
 
-All of that is one team. The teams of a pipeline compute blocks of a call each (deal.py), the first the oldest:
+All of that is one team. The teams of a pipeline compute blocks of a call each (deal.py), the first the oldest; and
+pipelines, of one team as a rule, compute parts of a guided step each (guidance.py):
 
-    rank = pipeline index * ulysses * ring + ring index * ulysses + ulysses index
+    rank = ((cfg index * pipeline + pipeline index) * ring + ring index) * ulysses + ulysses index
 
 Knows no torch and no transport.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,10 +32,8 @@ class SplitError(ValueError):
 
 @dataclass(frozen=True)
 class Layout:
-    """How many ranks share heads, how many share keys, and how many teams of them there are.
-
-    Teams share blocks in flight (`pipeline`) or branches of guidance (`cfg`); no model has both to share.
-    """
+    """How many ranks share heads, how many of these groups share keys, how many teams of them share blocks in flight
+    (`pipeline`), and how many pipelines share the branches of guidance (`cfg`)."""
 
     ulysses: int = 1
     ring: int = 1
@@ -44,8 +44,6 @@ class Layout:
         if min(self.ulysses, self.ring, self.pipeline, self.cfg) < 1:
             got = f"{self.ulysses} x {self.ring}" + f" x {self.teams}" * (self.teams != 1)
             raise SplitError(f"layout: expected at least 1 x 1 ranks, got {got}")
-        if self.pipeline > 1 and self.cfg > 1:
-            raise SplitError(f"layout: expected teams for a pipeline or for branches of guidance, got {self}")
 
     @property
     def teams(self) -> int:
@@ -75,19 +73,41 @@ class Layout:
         """Of the first team."""
         return range(ulysses_index, self.team.ranks, self.ulysses)
 
-    def across(self, team_rank: int) -> range:
-        """The ranks at one place in their teams."""
-        return range(team_rank, self.ranks, self.team.ranks)
+    def pipeline_group(self, rank: int) -> range:
+        """The ranks at the place of this one in the teams of its pipeline."""
+        step, whole = self.team.ranks, self.team.ranks * self.pipeline
+        first = rank // whole * whole
+        return range(first + rank % step, first + whole, step)
+
+    def cfg_group(self, rank: int) -> range:
+        """The ranks at the place of this one in all pipelines."""
+        whole = self.team.ranks * self.pipeline
+        return range(rank % whole, self.ranks, whole)
 
     def __str__(self) -> str:
         teams = f" pipeline={self.pipeline}" * (self.pipeline > 1) + f" cfg={self.cfg}" * (self.cfg > 1)
         return f"ulysses={self.ulysses} ring={self.ring}{teams}"
 
 
-def layouts(ranks: int, *, pipeline: bool = False) -> list[Layout]:
-    """Every grid of this many ranks, those of several teams where `pipeline` is wanted."""
-    teams = [n for n in range(1, ranks + 1) if ranks % n == 0] if pipeline else [1]
-    return [Layout(u, ranks // n // u, n) for n in teams for u in range(1, ranks // n + 1) if ranks // n % u == 0]
+def layouts(ranks: int, *, pipeline: bool = False, cfg: Iterable[int] = (1,)) -> list[Layout]:
+    """Every grid of this many ranks: with `cfg` pipelines, of several teams too where `pipeline` is wanted."""
+    deep = range(1, ranks + 1) if pipeline else (1,)
+    teams = [(n, g) for g in cfg for n in deep if ranks % (n * g) == 0]
+    sizes = [(ranks // n // g, n, g) for n, g in teams]
+    return [Layout(u, size // u, n, g) for size, n, g in sizes for u in range(1, size + 1) if size % u == 0]
+
+
+def teams_for(branches: int, caches: int) -> list[int]:
+    """How many can share so many branches of guidance: where each has a cache, one for all or one for each."""
+    return list(range(1, branches + 1)) if caches == 1 else [1, branches]
+
+
+def check_teams(teams: int, branches: int, caches: int) -> None:
+    """Raise SplitError unless so many can."""
+    possible = teams_for(branches, caches)
+    if teams not in possible:
+        what = f"the {branches} branches of guidance" if branches > 1 else "no guidance"
+        raise SplitError(f"cfg: expected {' or '.join(map(str, possible))}, for {what}; got {teams}")
 
 
 def shares(total: int, parts: int) -> list[int]:

@@ -16,9 +16,9 @@ from engine.models.presets import Preset
 from engine.parallel.cache import Spread
 from engine.parallel.choose import Call, Machine, Mode, choose_layout, grids
 from engine.parallel.mesh import Mesh
-from engine.parallel.passes import Layers, choose_for_passes, passes_of
+from engine.parallel.passes import Layers, choose_for_steps, steps_of
 from engine.parallel.probe import measure
-from engine.parallel.split import Layout, SplitError
+from engine.parallel.split import Layout, SplitError, check_teams, teams_for
 from engine.recipe import kv_policy, sampler
 from engine.stages import Plan
 
@@ -36,7 +36,7 @@ class Wish:
     ring: int | None = None
     exchange: str = "auto"  # or a ring's mode
     pipeline: int | None = None  # teams that blocks in flight are dealt out to; not given: 1 where the others are
-    cfg: int | None = None  # teams, one for each branch of guidance; not given: where it goes
+    cfg: int | None = None  # that share the branches of guidance; not given: where it goes, or pays
     share_decoding: bool = True  # where the model's decoder can be shared
 
     def __post_init__(self) -> None:
@@ -57,38 +57,35 @@ class Wish:
         grid = mesh.grid(self.layout(machine, preset, model))
         return Spread.over(grid, kv, machine, mode, layers_of(preset, model).beside)
 
-    def groups(self, branches: int) -> int:
-        """How many teams share a sampler's branches of guidance: one for each, wherever that goes.
+    def groups(self, branches: int, caches: int) -> list[int]:
+        """How many teams may share a sampler's branches of guidance; of several numbers the cost of a step decides.
 
-        A branch's ranks send the others one flow a step; ranks that share a branch exchange in every layer. Raises
-        SplitError if there are no such branches for the teams asked for.
+        Where each branch has a cache it has a team wherever that goes: its ranks have fewer pages and send the others
+        one flow a step, while ranks that share a branch exchange in every layer. Where branches share a cache each team
+        keeps all of it. Raises SplitError if there are no such branches for the teams asked for.
         """
-        if self.cfg is None:
-            fits = self.ranks % (branches * (self.ulysses or 1) * (self.ring or 1)) == 0
-            return branches if fits and not (self.ulysses and self.ring) else 1
-        if self.cfg not in (1, branches):
-            expected, what = f"1 or {branches}", f"the {branches} branches of guidance with caches of their own"
-            if branches == 1:
-                expected, what = "1", "no guidance"
-            raise SplitError(f"cfg: expected {expected}, for {what}; got {self.cfg}")
-        return self.cfg
+        if self.cfg is not None:
+            check_teams(self.cfg, branches, caches)
+            return [self.cfg]
+        fixed = math.prod(n or 1 for n in (self.ulysses, self.ring, self.pipeline))
+        fits = [n for n in teams_for(branches, caches) if self.ranks % (n * fixed) == 0]
+        return fits if caches == 1 else fits[-1:]
 
     def layout(self, machine: Machine, preset: Preset, model: BlockModel) -> Layout:
         """The grid asked for, or of those that are left the fastest by the cost model. Raises SplitError."""
         plan = preset.sampler if isinstance(preset.sampler, Plan) else None
-        passes = passes_of(plan, preset.frames_per_block, kv_policy(preset).window) if plan else []
-        self._check_pipeline(preset, max((len(each.spans) for each in passes), default=1))
-        cfg = self.groups(sampler(preset).branches)
-        ranks = self.ranks // cfg  # of one branch
-        allowed = self._allowed(grids(ranks, model.geometry.kv, heads_of(preset), pipeline=bool(plan)))
+        steps = steps_of(plan, preset.frames_per_block, kv_policy(preset).window) if plan else []
+        self._check_pipeline(preset, max((len(each.blocks.spans) for each in steps), default=1))
+        rule, kv, heads = sampler(preset), model.geometry.kv, heads_of(preset)
+        cfg = self.groups(rule.branches, rule.caches)
+        allowed = self._allowed(grids(self.ranks, kv, heads, pipeline=bool(plan), cfg=cfg))
         if len(allowed) < 2:
-            return replace(allowed[0] if allowed else self._asked_for(ranks), cfg=cfg)
-        if passes:
-            best, reason = choose_for_passes(allowed, passes, layers_of(preset, model), machine)
+            return allowed[0] if allowed else self._asked_for(cfg[-1])
+        if steps:
+            best, reason = choose_for_steps(allowed, steps, layers_of(preset, model), machine)
         else:
-            choice = choose_layout(machine, ranks, calls(preset, model))
-            best, reason = choice.strategy.layout, choice.reason
-        best = replace(best, cfg=cfg)
+            choice = choose_layout(machine, self.ranks // cfg[0], calls(preset, model))
+            best, reason = replace(choice.strategy.layout, cfg=cfg[0]), choice.reason
         logger.info("%s: %s (%s)", preset.name, best, reason)
         return best
 
@@ -114,11 +111,11 @@ class Wish:
             if all(w is None or w == n for w, n in zip(wanted, got, strict=True))
         ]
 
-    def _asked_for(self, ranks: int) -> Layout:
-        """A grid of these ranks that does not fit, for its own error."""
-        teams = self.pipeline or 1
-        ulysses = self.ulysses or ranks // teams // (self.ring or 1)
-        return Layout(ulysses, ranks // teams // ulysses, teams)
+    def _asked_for(self, cfg: int) -> Layout:
+        """A grid that does not fit, for its own error."""
+        teams = (self.pipeline or 1) * cfg
+        ulysses = self.ulysses or self.ranks // teams // (self.ring or 1)
+        return Layout(ulysses, self.ranks // teams // ulysses, self.pipeline or 1, cfg)
 
 
 def layers_of(preset: Preset, model: BlockModel) -> Layers:

@@ -199,7 +199,7 @@ def test_branches_send_each_other_a_flow_a_step(lab: Lab) -> None:
 
 
 def test_a_sampler_without_guidance_has_no_branches_to_share(lab: Lab) -> None:
-    with pytest.raises(AssertionError, match="cfg: expected as many groups .* branches .* 1; got 2"):
+    with pytest.raises(AssertionError, match="cfg: expected 1, for no guidance; got 2"):
         lab.run("world", 2, layout=(1, 1, 1, 2), sampler="few-step")
 
 
@@ -217,12 +217,14 @@ def test_a_sampler_without_guidance_has_no_branches_to_share(lab: Lab) -> None:
     ],
 )
 def test_each_branch_has_ranks_of_its_own_where_it_fits(asked: Wish, branches: int, groups: int) -> None:
-    assert asked.groups(branches) == groups
+    assert asked.groups(branches, caches=branches) == [groups]
 
 
 def test_groups_for_branches_that_are_not_there_are_refused() -> None:
     with pytest.raises(SplitError, match="cfg: expected 1, for no guidance; got 2"):
-        Wish(4, cfg=2).groups(1)
+        Wish(4, cfg=2).groups(1, caches=1)
+    with pytest.raises(SplitError, match="cfg: expected 1 or 2, for the 2 branches of guidance; got 4"):
+        Wish(4, cfg=4).groups(2, caches=2)
     with pytest.raises(SplitError, match="expected numbers that divide the 4 ranks, got"):
         Wish(4, ulysses=4, cfg=2)
 

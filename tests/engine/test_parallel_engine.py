@@ -28,6 +28,7 @@ from engine.protocol import (
     WorldChanged,
 )
 from engine.rollout import Request
+from tests import small_magi
 from tests.engine_process import ROOT, EngineProcess
 from tests.parallel_models import shipped
 from tests.toy_preset import install
@@ -96,6 +97,23 @@ def test_a_roll_out_is_the_same_however_it_is_decoded(
             made.append(np.concatenate([part.pictures for part in rollout]).astype(int))
             shared = type(rollout.model.decoder).__name__ == "JoiningDecoder"
     assert shared == share
+    assert made[0].shape == made[1].shape
+    assert abs(made[0] - made[1]).max() <= 1
+
+
+def test_a_guided_roll_out_on_a_team_for_each_branch_is_that_of_one_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_magi.install(tmp_path, "GUIDED_PRESET")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    prompts = (PromptChange(0.0, "a beach"), PromptChange(0.5, "a city at night"))
+    request, made = Request("small-magi", prompts, seconds=1.5), []
+    for wish in (Wish(1), Wish(3, cfg=3)):
+        with opened(request, wish) as rollout:
+            made.append(np.concatenate([part.pictures for part in rollout]).astype(int))
+            teams = rollout.world.branching.teams
+    assert teams == 3
     assert made[0].shape == made[1].shape
     assert abs(made[0] - made[1]).max() <= 1
 

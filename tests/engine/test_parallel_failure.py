@@ -49,6 +49,20 @@ def test_a_lost_rank_ends_the_group_and_is_named(groups: dict[str, tuple[Group, 
     assert not [pid for pid in pids(folder) if alive(pid)]
 
 
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("killed", r"rank 2 of 3 died \(SIGKILL\)"), ("stuck", r"rank 2 of 3 hangs: it has begun \d+ exchanges, others")],
+)
+def test_a_team_that_is_lost_in_the_midst_of_a_step_is_named(tmp_path: Path, fault: str, said: str) -> None:
+    told = json.dumps({"folder": str(tmp_path), "fault": fault})
+    target = "tests.parallel_faults:share_branches"
+    with Group.start(3, target, told, first=0, patience_s=2 * PATIENCE_S) as group:
+        with pytest.raises(RankLost, match=said):
+            group.wait(LIMIT_S)
+    assert len(pids(tmp_path)) == 3
+    assert not [pid for pid in pids(tmp_path) if alive(pid)]
+
+
 def test_ranks_that_are_done_are_not_lost(groups: dict[str, tuple[Group, Path]]) -> None:
     group, _ = groups["none"]
     group.wait(LIMIT_S)

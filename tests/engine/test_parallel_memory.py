@@ -46,6 +46,15 @@ def test_cache_and_activations_fall_with_ranks_and_weights_do_not(name: str) -> 
                 assert memory.total == memory.weights + memory.beside + memory.cache + memory.activations
 
 
+def test_a_team_keeps_the_pages_of_its_own_branch_or_all_of_those_that_branches_share() -> None:
+    def pages(layout: Layout, caches: int) -> int:
+        return per_rank(MODEL, layout, parse("window=9"), torch.float32, caches=caches)[0].cache
+
+    one, team = Layout(), Layout(cfg=2)
+    assert pages(one, 2) == 2 * pages(team, 2)
+    assert pages(one, 1) == pages(team, 1) == pages(team, 2)
+
+
 def test_every_rank_holds_what_lies_beside_the_network_in_its_own_precision() -> None:
     text, autoencoder, vision = 5_680_910_336, 126_892_531, 632_076_800
     policy = parse("window=0")

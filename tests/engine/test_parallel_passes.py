@@ -11,7 +11,7 @@ from engine.kvcache.deal import Blocks
 from engine.models import KVGeometry, presets
 from engine.parallel.choose import MARGIN, Machine, grids, message
 from engine.parallel.deal import Dealt, work
-from engine.parallel.passes import Layers, choose_for_passes, passes_of, predict_pass
+from engine.parallel.passes import Layers, choose_for_steps, predict_pass, predict_step, steps_of
 from engine.parallel.split import Layout
 from engine.stages import Distilled, Guided, Plan
 
@@ -49,7 +49,7 @@ def play(teams: int, blocks: Blocks, layers: Layers, machine: Machine) -> float:
 @pytest.mark.parametrize("plan", PLANS, ids=["distilled", "guided"])
 def test_a_pass_costs_what_it_does_when_played_through(plan: Plan, link: str) -> None:
     for teams, layers, rate in itertools.product((2, 3, 4), (LARGE, SMALL), (3e14, 3e10)):
-        for blocks in passes_of(plan, 6, 30):
+        for blocks in itertools.chain(*(step.passes()[0] for step in steps_of(plan, 6, 30))):
             given = machine(link, rate)
             predicted = predict_pass(Layout(1, 1, teams), blocks, layers, given)
             assert predicted == pytest.approx(play(teams, blocks, layers, given), rel=0.1)
@@ -60,23 +60,23 @@ def test_blocks_are_dealt_out_where_links_are_slow_and_shared_where_they_are_fas
     chosen = {}
     for link in LINKS:
         possible = grids(ranks, LARGE.kv, LARGE.heads, pipeline=True)
-        passes = passes_of(PLANS[0], 6, 30)
-        chosen[link], reason = choose_for_passes(possible, passes, LARGE, machine(link))
+        steps = steps_of(PLANS[0], 6, 30)
+        chosen[link], reason = choose_for_steps(possible, steps, LARGE, machine(link))
         assert str(chosen[link]) in reason
     assert chosen["nvlink"].pipeline == 1 and chosen["ethernet"].pipeline > 1
 
 
 def test_dealing_out_must_save_the_margin() -> None:
     """Every team of a pipeline keeps whole pages."""
-    shared, dealt, passes = Layout(2, 1), Layout(1, 1, 2), passes_of(PLANS[1], 6, 30)
+    shared, dealt, steps = Layout(2, 1), Layout(1, 1, 2), steps_of(PLANS[1], 6, 30)
 
     def cost(layout: Layout, given: Machine) -> float:
-        return sum(predict_pass(layout, blocks, LARGE, given) for blocks in passes)
+        return sum(predict_step(layout, step, LARGE, given) for step in steps)
 
     seen = set()
     for bandwidth in (10 ** (9 + i / 20) for i in range(60)):
         given = replace(machine("pcie"), bandwidth=bandwidth, collective_bandwidth=bandwidth)
-        best, _ = choose_for_passes([shared, dealt], passes, LARGE, given)
+        best, _ = choose_for_steps([shared, dealt], steps, LARGE, given)
         assert (best == dealt) == (cost(dealt, given) < (1 - MARGIN) * cost(shared, given))
         seen.add(best)
     assert seen == {shared, dealt}
@@ -85,14 +85,14 @@ def test_dealing_out_must_save_the_margin() -> None:
 def test_one_team_costs_what_sharing_every_block_costs() -> None:
     """Twice the ranks, half the work, where links cost nothing."""
     free = Machine(0.0, 1e18, 0.0, 1e18, 3e14)
-    blocks = passes_of(PLANS[1], 6, 30)[0]
+    blocks = steps_of(PLANS[1], 6, 30)[0].blocks
     whole, half = (predict_pass(Layout(n), blocks, SMALL, free) for n in (1, 2))
     assert half == pytest.approx(whole / 2, rel=1e-6)
 
 
 def test_a_model_that_looks_back_without_limit_sees_what_its_window_keeps() -> None:
     far = Plan(4, Guided(), reaches=())
-    (blocks,) = passes_of(far, 3, 15)
-    assert [blocks.frames_seen(i) for i in range(5)] == [15, 18, 21, 24, 27]  # the clean one first
-    (grown,) = passes_of(far, 3, None)
-    assert grown.spans[0].first == 0 and grown.frames_seen(0) > 15
+    (step,) = steps_of(far, 3, 15)
+    assert [step.blocks.frames_seen(i) for i in range(5)] == [15, 18, 21, 24, 27]  # the clean one first
+    (grown,) = steps_of(far, 3, None)
+    assert grown.blocks.spans[0].first == 0 and grown.blocks.frames_seen(0) > 15

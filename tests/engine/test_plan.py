@@ -38,8 +38,8 @@ def test_memory_is_counted_as_the_cache_will_take_it(preset: Preset, store: str)
     s, held = preset.sizes, plan.rule.most_held(preset.frames_per_block)
     form = PageFormat(KVGeometry(s.layers, s.kv_heads, s.head_dim, s.tokens_per_frame), torch.bfloat16, plan.rule.store)
     assert held is not None, "a preset's worlds have a bounded cache"
-    branches = recipe.sampler(preset).branches
-    assert plan.needs().kv == form.page_bytes * (held + preset.recache_room(held)) * branches
+    caches = recipe.sampler(preset).caches
+    assert plan.needs().kv == form.page_bytes * (held + preset.recache_room(held)) * caches
     assert Plan.of(preset).needs().device >= plan.needs().device > 0
 
 
@@ -85,6 +85,16 @@ def test_every_model_can_be_planned(model: str, capsys: pytest.CaptureFixture[st
     assert said["model"] == model and said["worlds"] > 0 and said["curve"][-1][1] == said["world_bytes"]
     assert run("--model", model) == 0
     assert "pages at the end" in capsys.readouterr().out
+
+
+def test_ranks_are_planned_in_all_teams_that_they_can_make(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--model", "magi-1-4.5b", "--ranks", "6", "--json") == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["ranks"]
+    pages = {layout: {memory["cache"] for memory in ranks} for layout, ranks in found.items()}
+    assert pages["ulysses=2 ring=1 cfg=3"] == pages["ulysses=2 ring=1 pipeline=3"]
+    assert pages["ulysses=1 ring=1 pipeline=2 cfg=3"] == pages["ulysses=1 ring=1 pipeline=3 cfg=2"]
+    assert run("--model", "magi-1-4.5b-distill", "--ranks", "6", "--json") == 0
+    assert "cfg" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,18 @@ WINDOW = small_magi.QUICK.window
 WIDTH, HEIGHT = small_magi.PRESET.width, small_magi.PRESET.height
 
 
-@pytest.fixture(scope="module", params=[(), ("--ranks", "2", "--pipeline", "2")], ids=["one rank", "a pipeline of two"])
+WAYS = {
+    "one rank": ("PRESET", []),
+    "a pipeline of two": ("PRESET", ["--ranks", "2", "--pipeline", "2"]),
+    "branches on two teams": ("GUIDED_PRESET", ["--ranks", "2", "--cfg", "2"]),
+}
+
+
+@pytest.fixture(scope="module", params=list(WAYS.values()), ids=list(WAYS))
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    folder = tmp_path_factory.mktemp("engine")
-    small_magi.install(folder)
-    with EngineProcess(folder, "--max-load", "16", *request.param, model="small-magi") as process:
+    folder, (preset, arguments) = tmp_path_factory.mktemp("engine"), request.param
+    small_magi.install(folder, preset)
+    with EngineProcess(folder, "--max-load", "16", *arguments, model="small-magi") as process:
         process.greeting()
         yield process
 
