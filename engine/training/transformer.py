@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.models.tiny.network import CHOOSING, Given, TinyNetwork, to_latents, to_tokens
 from engine.models.tiny.planet import CHANNELS, COLUMNS, LATENTS_PER_BLOCK, ROWS
-from engine.training.data import BEFORE, CLIP_LATENTS, LIVERY, NOW, Array, Clips, painted
+from engine.training.data import BEFORE, CLIP_LATENTS, LIVERY, NOW, SHARD_CLIPS, Array, Clips, painted
 from engine.training.forcing import (
     Rolling,
     TeacherForcing,
@@ -31,15 +31,18 @@ from engine.training.run import Chance
 WINDOW_BLOCKS: Final = 3
 CONTEXT_NOISE: Final = 0.3
 SHAPES: Final = ((2, 16, 1), (4, 4, 2), (8, 2, 2))
-SHAPE_SHARE: Final = (0.4, 0.2, 0.4)
+SHAPE_SHARE: Final = (0.5, 0.1, 0.4)
 """Latent frames, clips and noisy copies of a batch, and how often each is drawn; the first is a world's first block."""
-SCHEDULES: Final = ((1.0, 0.83, 0.5), (1.0, 0.5, 0.25), (1.0, 0.5), (1.0, 0.25), (1.0,))
-"""Times of the samplers that it learns to be run with."""
-STEP_TIMES: Final = SCHEDULES[1]
+SCHEDULES: Final = ((1.0,), (1.0, 0.75), (1.0, 0.857, 0.6), (1.0, 0.9, 0.75, 0.5))
+"""Times of the sampler with one to four steps. In more noise than this nothing is left of what the first step chose; in
+less, the noise that is added outweighs the little that later steps mend."""
+STEP_TIMES: Final = SCHEDULES[2]
 CONTEXT_TIME: Final = 0.15
 """Noise in what a running world shows of the past."""
-OWN_SHARE: Final = 0.7
+OWN_SHARE: Final = 0.6
 """How often the past is the network's own and not the true one."""
+PAINTED_SHARE: Final = 0.8
+"""How many clips are of those that show something in a livery; of all clips it is little more than half."""
 MEMORY_PARTS: Final = ("memory", "words", "slots", "text", "pool", "motion", "phase")
 
 
@@ -47,8 +50,9 @@ class TransformerData:
     """Batches of clips with everything the network is told about them."""
 
     def __init__(self, clips: Clips, shards: range, scale: int = 1) -> None:
-        self.clips, self.shards, self.scale = clips, shards, scale
-        self.per_shard = len(clips.shards[shards[0]].signals)
+        self.clips, self.scale = clips, scale
+        shown = np.concatenate([painted(clips.shards[shard].signals).any(1) for shard in shards])
+        self.plain, self.painted = (shards[0] * SHARD_CLIPS + np.flatnonzero(shown == kind) for kind in (False, True))
 
     def shape(self, chance: Chance) -> tuple[int, int, int]:
         """Latent frames, clips and noisy copies of the next batch."""
@@ -57,8 +61,8 @@ class TransformerData:
 
     def take(self, chance: Chance, frames: int, batch: int) -> tuple[Array, Tensor]:
         numbers = chance.numbers
-        first_clip = self.shards[0] * self.per_shard
-        which = first_clip + numbers.integers(0, len(self.shards) * self.per_shard, batch)
+        kind = numbers.random(batch) < PAINTED_SHARE
+        which = np.where(kind, numbers.choice(self.painted, batch), numbers.choice(self.plain, batch))
         start = numbers.integers(0, (CLIP_LATENTS - frames) // LATENTS_PER_BLOCK + 1, batch) * LATENTS_PER_BLOCK
         signals, latents = self.clips.take(which, start, frames)
         return signals, torch.from_numpy(latents).to(chance.device)

@@ -3,7 +3,8 @@
 A latent frame is 48 tokens of three latents above each other. The network predicts the residual to the memory's mean,
 preconditioned per channel with that residual's variance, and reads the past only through the context it is handed. A
 token is told its noisy residual and what is known of it, the best linear guess: noise has nothing to say to others that
-look for the past. Training and streaming run this same code; they differ in the context.
+look for the past. What the world leaves open is chosen by noise in a corner, which is told apart while there is nothing
+but noise. Training and streaming run this same code; they differ in the context.
 """
 
 import math
@@ -160,7 +161,7 @@ class TinyNetwork(nn.Module):
         self.time = nn.Sequential(nn.Linear(64, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
         self.map = nn.Linear(5 * table, BANDS * WIDTH)
         self.place = nn.Parameter(torch.randn(TOKENS, WIDTH) * 0.3)
-        self.into = nn.Linear(2 * TOKEN, WIDTH)
+        self.into = nn.Linear(2 * TOKEN + len(CHOOSING), WIDTH)
         self.layers = nn.ModuleList(Layer(i in CROSS_LAYERS, first=i == 0) for i in range(LAYERS))
         self.modulate = nn.Sequential(nn.SiLU(), nn.Linear(WIDTH, 6 * WIDTH))
         self.modulate_out = nn.Sequential(nn.SiLU(), nn.Linear(WIDTH, 2 * WIDTH))
@@ -187,7 +188,7 @@ class TinyNetwork(nn.Module):
             weight[..., :TOKEN, :] = 0
         for bias in (self.into.bias, self.map.bias.view(BANDS, WIDTH)):
             bias[..., :TOKEN] = 0
-        self.into.weight[:TOKEN, TOKEN:] = torch.eye(TOKEN)
+        self.into.weight[:TOKEN, TOKEN : 2 * TOKEN] = torch.eye(TOKEN)
         self.out.weight.copy_(SAID * torch.eye(TOKEN, WIDTH))
         self.out.bias.zero_()
 
@@ -200,7 +201,7 @@ class TinyNetwork(nn.Module):
         for bias in (self.into.bias, self.map.bias.view(BANDS, WIDTH)):
             bias[..., mine] = 0
         self.place[0, _CORNER] = MARK
-        self.into.weight[_OWN, [channel * STACK for channel in CHOOSING]] = 1
+        self.into.weight[_OWN, [-2, -1]] = 1
 
     # -- what is given -----------------------------------------------------------------------------------------------
 
@@ -248,7 +249,8 @@ class TinyNetwork(nn.Module):
         residual = to_tokens(x) - (1 - t) * given.mean
         keep = (1 - t) * self.variance / scale**2
         known = keep * residual / self.variance.sqrt()  # nothing at t = 1, all of it at t = 0
-        h = context.shard(self.into(torch.cat([residual / scale, known], -1)) + given.tokens)
+        choosing = residual[..., [channel * STACK for channel in CHOOSING]] * (t == 1)
+        h = context.shard(self.into(torch.cat([residual / scale, known, choosing], -1)) + given.tokens)
         light = self.time(time_waves(t[..., 0, 0])) + given.light
         steer = self.modulate(light).unflatten(-1, (6, WIDTH)).unsqueeze(-3)
         for index, layer in enumerate(self.layers):
