@@ -19,7 +19,7 @@ from collections.abc import Callable
 from engine import profiler
 from engine.config import EngineConfig
 from engine.decoding import Decoded, Decoding, Job
-from engine.link import Link
+from engine.link import INBOX_COMMANDS, Link
 from engine.loader import Loaded, plan, warm_up
 from engine.playout import Playout
 from engine.protocol import (
@@ -111,7 +111,8 @@ class Engine:
 
     def pulse(self) -> None:
         """Called between denoising steps: do what cannot wait for the end of the block."""
-        for command in self._link.receive(0.0):
+        full = len(self._deferred) >= INBOX_COMMANDS  # then the link's inbox fills, and the server feels it
+        for command in () if full else self._link.receive(0.0):
             if self._can_be_done_at_once(command):
                 self._obey(command)
             else:

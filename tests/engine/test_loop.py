@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import av
 import numpy as np
@@ -21,8 +22,10 @@ from engine.config import EngineConfig
 from engine.decoder import Pictures, decode
 from engine.generator import Block
 from engine.journal import load, replay
+from engine.link import INBOX_COMMANDS
 from engine.loader import load as load_model
 from engine.loader import plan
+from engine.loop import Engine
 from engine.models import presets
 from engine.protocol import (
     ActionState,
@@ -424,6 +427,18 @@ def test_a_server_that_goes_away_ends_it_even_in_the_middle_of_a_block(
             engine.sock.close()
             assert engine.ended() == 0
         assert "the engine ends" in caplog.text
+
+
+def test_commands_that_wait_for_the_end_of_a_block_are_bounded() -> None:
+    link = Mock(**{"receive.return_value": [Steer("s", "nobody")] * INBOX_COMMANDS})
+    loop = Engine(EngineConfig(0), link, Mock(failures=()), niceness=0)
+    for _ in range(5):
+        loop.pulse()
+    assert link.receive.call_count == 1, "what does not fit waits in the link, whose inbox is bounded"
+    loop.turn()
+    assert link.send.call_count >= INBOX_COMMANDS, "none was lost"
+    loop.pulse()
+    assert link.receive.call_count == 3
 
 
 @pytest.mark.usefixtures("toy")
