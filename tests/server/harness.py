@@ -44,6 +44,12 @@ class Live:
         body: dict[str, Any] = answer.json()
         return body
 
+    async def world(self, **fields: Any) -> str:
+        """The id of a new session whose world takes signals: one that still starts refuses them."""
+        id: str = (await self.create(**fields))["id"]
+        await until(lambda: self.session(id).state == "running")
+        return id
+
     async def show(self, id: str) -> dict[str, Any]:
         body: dict[str, Any] = (await self.http.get(f"/v1/sessions/{id}")).json()
         return body
