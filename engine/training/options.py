@@ -6,10 +6,10 @@ from typing import Final
 
 PARTS: Final = ("speed", "quality", "ablation", "seams", "actions", "return", "attributes", "switch", "drift")
 """Of the evaluation."""
-STAGES: Final = ("codec", "clips", "memory", "full", "blocks", "few-step", "decoder")
-SHARE: Final = {"memory": 0.34, "full": 0.04, "blocks": 0.3, "few-step": 0.18, "decoder": 0.14}
+STAGES: Final = ("codec", "clips", "memory", "full", "first", "blocks", "few-step", "decoder")
+SHARE: Final = {"memory": 0.32, "full": 0.04, "first": 0.08, "blocks": 0.24, "few-step": 0.18, "decoder": 0.14}
 """Share of the training time of each stage that is trained by gradient."""
-ALIASES: Final = {"transformer": ("full", "blocks")}
+ALIASES: Final = {"transformer": ("full", "first", "blocks")}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from engine.models.tiny.network import CHOOSING, Scenes, TinyNetwork
 from engine.models.tiny.planet import SUBJECTS
 from engine.training.data import LIVERY, NOW, WEIGHT, Array, painted
 from engine.training.forcing import Whole
+from engine.training.options import ALIASES, SHARE, STAGES
+from engine.training.recipe import RUNNERS
 from engine.training.run import Chance
 from engine.training.transformer import draw_noise, openings
 
@@ -65,3 +67,9 @@ def test_a_new_network_tells_every_token_what_the_corner_says() -> None:
     elsewhere = heard.clone()
     elsewhere[:, :3, 0] = 0  # but for the token in the corner
     assert float(heard[list(CHOOSING), 0, 0].min()) > 3 * float(elsewhere.max())
+
+
+def test_every_stage_can_be_run_and_has_its_share_of_the_time() -> None:
+    assert tuple(RUNNERS) == STAGES
+    assert set(SHARE) == set(STAGES) - {"codec", "clips"} and abs(sum(SHARE.values()) - 1) < 1e-9
+    assert all(stage in STAGES for stages in ALIASES.values() for stage in stages)
