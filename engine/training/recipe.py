@@ -81,15 +81,15 @@ def run_training(options: TrainingOptions) -> None:
 
 def begin_with(weights: Path, run: Path) -> None:
     """Makes exported weights what the stages of a new run go on from. Raises WeightsError."""
-    if (run / START).exists():
-        return
     if (run / CODEC).exists():
-        raise WeightsError(f"{run}: expected a new run for the start {weights}, got one with a codec of its own")
+        if not (run / START).exists():
+            raise WeightsError(f"{run}: expected a new run for the start {weights}, got one with a codec of its own")
+        return
     model = load_from(weights)
     decoder = model.decoder.network
     torch.save({"average": decoder.state_dict()}, run / START_DECODER)
-    codec_of(decoder.basis.detach(), decoder.mean.detach()).save(run / CODEC)
     torch.save({"average": model.network.state_dict()}, run / START)
+    codec_of(decoder.basis.detach(), decoder.mean.detach()).save(run / CODEC)  # last: it says that all is there
 
 
 # -- data --------------------------------------------------------------------------------------------------
