@@ -36,7 +36,8 @@ SHAPE_SHARE: Final = (0.5, 0.1, 0.4)
 SCHEDULES: Final = ((1.0,), (1.0, 0.75), (1.0, 0.857, 0.6), (1.0, 0.9, 0.75, 0.5))
 """Times of the sampler with one to four steps. In more noise than this nothing is left of what the first step chose; in
 less, the noise that is added outweighs the little that later steps mend."""
-STEP_TIMES: Final = SCHEDULES[2]
+STEP_TIMES: Final = SCHEDULES[0]
+"""Those that it ships with."""
 CONTEXT_TIME: Final = 0.15
 """Noise in what a running world shows of the past."""
 OWN_SHARE: Final = 0.6
