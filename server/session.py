@@ -88,6 +88,11 @@ class Session:
         return f"{self.id}.{self.generation}"
 
     @property
+    def has_world(self) -> bool:
+        """Whether the engine has opened the present world: from then on it takes commands, before its first picture."""
+        return self.opened is not None and self.opened.world == self.world and self.state != "stopping"
+
+    @property
     def over(self) -> bool:
         return self.state in FINAL
 
@@ -133,15 +138,16 @@ class Session:
         self.require_alive()
         if self.state == "queued":
             raise Problem(409, "wrong-state", "expected a session that has begun, this one is queued")
-        if self.state == "running":
+        if self.state == "paused":
+            if reason == ASKED:
+                self.change("paused", ASKED)
+        elif self.has_world:
             self.send(Pause(self.world))
-        elif self.state == "paused" and reason == ASKED:
-            self.change("paused", ASKED)
         self.pause_reason = reason
 
     def resume(self) -> None:
         self.require_alive()
-        if self.pause_reason and self.state in ("running", "paused"):
+        if self.pause_reason and self.has_world:
             self.send(Resume(self.world))
         self.pause_reason = ""
         self.watched_s = self._loop.time()
@@ -261,7 +267,7 @@ class Session:
 
     def _require_steerable(self) -> None:
         self.require_alive()
-        if self.state not in ("running", "paused"):
+        if not self.has_world:
             raise Problem(503, "engine-not-ready", f"the session is {self.state}, try again", retry_after_s=1)
         self.steered_s = self._loop.time()
 

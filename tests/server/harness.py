@@ -45,7 +45,7 @@ class Live:
         return body
 
     async def world(self, **fields: Any) -> str:
-        """The id of a new session whose world takes signals: one that still starts refuses them."""
+        """The id of a new session whose first picture is out."""
         id: str = (await self.create(**fields))["id"]
         await until(lambda: self.session(id).state == "running")
         return id

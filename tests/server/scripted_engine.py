@@ -1,7 +1,8 @@
 """A test double for the engine: speaks the protocol, paints a moving bar, encodes it for real. Never shipped.
 
 Prompts beginning with `!` are orders: `!exit N`, `!hang` (stop reading for ever), `!garbage` (break the protocol),
-`!refuse` (SignalRefused), `!fail` (this world alone). `--worlds N` is its capacity.
+`!refuse` (SignalRefused), `!fail` (this world alone); a world that opens with `!late` takes half a second to its
+first picture. `--worlds N` is its capacity.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class World:
         self.schedule = list(prompts)
         self.encoders: dict[Codec, Encoder] = {"h264": Encoder("h264")}
         self.frames = 0
-        self.due_s = time.monotonic()
+        self.due_s = time.monotonic() + 0.5 * any(change.text == "!late" for change in prompts)
         self.paused = False
         self.paused_ticks = 0
         self.bitrate = 300_000
@@ -175,7 +176,6 @@ class Engine:
         else:
             self.worlds[command.world] = World(command.world, command.spec.prompts)
             self.say(Opened(command.id, command.world, CARD, WIDTH, HEIGHT, FPS, 250))
-            self.say(WorldChanged(command.world, "running"))
 
     def steer(self, world: World, steer: Steer) -> None:
         text = steer.prompt.text if steer.prompt else ""
@@ -196,6 +196,8 @@ class Engine:
 
     def show(self, world: World) -> None:
         block, first = divmod(world.frames, BLOCK)
+        if world.frames == 0:
+            self.say(WorldChanged(world.name, "running"))
         if first == 0:
             self.begin_block(world, block)
         picture = np.full((HEIGHT, WIDTH, 3), 40, np.uint8)

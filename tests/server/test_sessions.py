@@ -113,6 +113,23 @@ async def test_pause_and_resume(server: Live) -> None:
     await until(lambda: session.line.media_ms > media_ms)
 
 
+async def test_a_world_takes_signals_and_a_pause_before_its_first_picture(server: Live) -> None:
+    id = (await server.create(prompt="!late"))["id"]
+    session = server.session(id)
+    assert session.state == "starting"
+    assert (await server.http.post(f"/v1/sessions/{id}/prompt", json={"text": "rain"})).status_code == 202
+    async with server.ws(id, "?after=0") as socket:
+        assert (await event(socket, "signal.applied", text="rain"))["block"] == 0
+    id = (await server.create(prompt="!late"))["id"]
+    assert server.session(id).state == "starting"
+    await server.http.post(f"/v1/sessions/{id}/pause")
+    await until(lambda: server.session(id).state == "paused")
+    await asyncio.sleep(0.7)
+    assert (server.session(id).state, server.session(id).line.media_ms) == ("paused", 0)
+    await server.http.post(f"/v1/sessions/{id}/resume")
+    await until(lambda: server.session(id).line.media_ms > 0)
+
+
 async def test_an_unwatched_world_pauses_and_goes_on_when_somebody_comes(settings: Settings) -> None:
     settings = dataclasses.replace(settings, limits=Limits(pause_after_s=0.1))
     async with live(settings) as server:
