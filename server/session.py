@@ -114,9 +114,7 @@ class Session:
 
     def steer_action(self, id: str | None, connection: str, state: ActionState, seen_ms: int | None) -> str:
         """One connection's keys are now these; raises Problem."""
-        self._require_steerable()
-        if self.opened is not None:
-            _require_known(state, self.opened)
+        _require_known(state, self._require_steerable())
         seen_ms = self.line.world_ms(seen_ms)
         steer = self.line.steering.action(self.world, id, connection, state, seen_ms, self._loop.time())
         return self._steer(steer, id)
@@ -138,10 +136,9 @@ class Session:
         self.require_alive()
         if self.state == "queued":
             raise Problem(409, "wrong-state", "expected a session that has begun, this one is queued")
-        if self.state == "paused":
-            if reason == ASKED:
-                self.change("paused", ASKED)
-        elif self.has_world:
+        if self.state == "paused" and reason == ASKED:
+            self.change("paused", ASKED)
+        elif self.state != "paused" and self.has_world:
             self.send(Pause(self.world))
         self.pause_reason = reason
 
@@ -265,11 +262,12 @@ class Session:
         await asyncio.gather(self.outputs.close(), self.viewers.close())
         self.history.close()
 
-    def _require_steerable(self) -> None:
+    def _require_steerable(self) -> Opened:
         self.require_alive()
-        if not self.has_world:
+        if self.opened is None or not self.has_world:
             raise Problem(503, "engine-not-ready", f"the session is {self.state}, try again", retry_after_s=1)
         self.steered_s = self._loop.time()
+        return self.opened
 
     def _steer(self, steer: Steer, id: str | None) -> str:
         try:

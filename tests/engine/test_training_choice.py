@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import combinations, product
+
 import numpy as np
 import torch
 
 from engine.models.tiny.network import CHOOSING, Scenes, TinyNetwork
 from engine.models.tiny.planet import SUBJECTS
 from engine.training.data import LIVERY, NOW, WEIGHT, Array, painted
-from engine.training.forcing import Whole
+from engine.training.forcing import Whole, coupled
 from engine.training.options import ALIASES, SHARE, STAGES
 from engine.training.recipe import RUNNERS
 from engine.training.run import Chance
-from engine.training.transformer import draw_noise, openings
+from engine.training.transformer import corner, draw_noise, openings
 
 
 def clip(livery: int, subjects: tuple[str, ...]) -> Array:
@@ -52,21 +54,26 @@ def test_only_pure_noise_of_an_opening_block_says_the_livery() -> None:
         assert {said(one)[0] for one in later} == {0, 1, 2, 3}
 
 
-def test_a_new_network_tells_every_token_what_the_corner_says() -> None:
+def predicted(network: TinyNetwork, noise: torch.Tensor) -> torch.Tensor:
+    at = torch.zeros(1, 2)
+    words = network.embed_words(torch.zeros(1, 1, 3, dtype=torch.long))
+    cross = network.cross_kv(torch.cat([words, words], -2))
+    given = network.recall(Scenes(at, at, at + 1, at, at, at), words, words, cross)
+    return network.predict(noise, torch.ones(1, 2), given, Whole())
+
+
+@torch.no_grad()
+def test_a_first_step_knows_of_its_noise_what_that_chooses_and_nothing_else() -> None:
     torch.manual_seed(0)
     network = TinyNetwork(table=4, hidden=8, images=2)
     torch.nn.init.normal_(network.out.weight)
-    at = torch.zeros(1, 2)
-    scenes = Scenes(at, at, at + 1, at, at, at)
-    words = network.embed_words(torch.zeros(1, 1, 3, dtype=torch.long))
-    given = network.recall(scenes, words, words, network.cross_kv(torch.cat([words, words], -2)))
-    noise = torch.randn(1, 2, 64, 9, 16, requires_grad=True)
-    network.predict(noise, torch.ones(1, 2), given, Whole())[0, 1, :, 8, 15].sum().backward()  # type: ignore[no-untyped-call]
-    assert noise.grad is not None
-    heard = noise.grad[0, 0].abs()
-    elsewhere = heard.clone()
-    elsewhere[:, :3, 0] = 0  # but for the token in the corner
-    assert float(heard[list(CHOOSING), 0, 0].min()) > 3 * float(elsewhere.max())
+    noise, other = torch.randn(2, 1, 2, 64, 9, 16)
+    along = corner()
+    choices = 2.0 * torch.tensor(list(product((0, 1), repeat=len(CHOOSING)))) - 1
+    answers = [predicted(network, coupled(noise, signs[None], along)) for signs in choices]
+    again = [predicted(network, coupled(other, signs[None], along)) for signs in choices]
+    assert all(torch.equal(one, same) for one, same in zip(answers, again, strict=True))
+    assert all(((one - two).square().amin((0, 2)) > 0).all() for one, two in combinations(answers, 2))
 
 
 def test_every_stage_can_be_run_and_has_its_share_of_the_time() -> None:
