@@ -367,7 +367,7 @@ _TINY = Preset(
     "a little planet of six places, trained here and shipped with the package; runs live on two CPU cores",
     "engine.models.tiny.model:load",
     "tiny-world",
-    sampler=FewStep((1000,), shift=3.0, context_time=150.0, noise_context=True),
+    sampler=FewStep((1000,), shift=0.0025, context_time=150.0, noise_context=True),
     kv="window=8",
     width=256,
     height=144,

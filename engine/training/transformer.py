@@ -33,14 +33,14 @@ CONTEXT_NOISE: Final = 0.3
 SHAPES: Final = ((2, 16, 1), (4, 4, 2), (8, 2, 2))
 SHAPE_SHARE: Final = (0.5, 0.1, 0.4)
 """Latent frames, clips and noisy copies of a batch, and how often each is drawn; the first is a world's first block."""
-SCHEDULES: Final = ((1.0,), (1.0, 0.75), (1.0, 0.857, 0.6), (1.0, 0.9, 0.75, 0.5))
-"""Times of the sampler with one to four steps. In more noise than this nothing is left of what the first step chose; in
-less, the noise that is added outweighs the little that later steps mend."""
+SCHEDULES: Final = ((1.0,), (1.0, 0.0025), (1.0, 0.005, 0.00125), (1.0, 0.0074, 0.0025, 0.0008))
+"""Times of the sampler with one to four steps (its shift is 0.0025). The first step has chosen all there is to choose;
+a later one mends its answer, and any noise that it must take out again is in its way."""
 STEP_TIMES: Final = SCHEDULES[0]
 """Those that it ships with."""
 CONTEXT_TIME: Final = 0.15
 """Noise in what a running world shows of the past."""
-OWN_SHARE: Final = 0.6
+OWN_SHARE: Final = 0.8
 """How often the past is the network's own and not the true one."""
 PAINTED_SHARE: Final = 0.8
 """How many clips are of those that show something in a livery; of all clips it is little more than half."""
@@ -153,7 +153,7 @@ def block_losses(network: TinyNetwork, data: TransformerData, chance: Chance) ->
 
 def few_step_losses(network: TinyNetwork, data: TransformerData, chance: Chance) -> dict[str, Tensor]:
     """As it will be run: the past and the input of later steps are what it made of the clip by itself, from noise."""
-    frames, batch, _ = data.shape(chance)
+    frames, batch = CLIP_LATENTS, 4 * data.scale
     signals, x = data.take(chance, frames, batch)
     given = give(network, signals, chance.numbers)
     times = SCHEDULES[chance.numbers.integers(len(SCHEDULES))]

@@ -3,8 +3,9 @@
 A latent frame is 48 tokens of three latents above each other. The network predicts the residual to the memory's mean,
 preconditioned per channel with that residual's variance, and reads the past only through the context it is handed. A
 token is told its noisy residual and what is known of it, the best linear guess: noise has nothing to say to others that
-look for the past. What the world leaves open is chosen by noise in a corner, which is told apart while there is nothing
-but noise. Training and streaming run this same code; they differ in the context.
+look for the past. Where there is nothing but noise no token is shown any: two signs of the block's noise, which choose
+what the world leaves open, are all that it is told of it. Training and streaming run this same code; they differ in the
+context.
 """
 
 import math
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 
 from engine.models import Context
 from engine.models.tiny.memory import COLUMN, MOTION, PHASES, SceneMemory, motion_features, phase_of
-from engine.models.tiny.planet import CHANNELS, COLUMNS, ROWS
+from engine.models.tiny.planet import CHANNELS, COLUMNS, LATENTS_PER_BLOCK, ROWS
 from engine.models.tiny.text import SEEN_SLOTS, VOCABULARY
 
 WIDTH: Final = 256
@@ -37,15 +38,10 @@ NEARNESS: Final = 6.0
 HANDED_ON: Final = 0.8
 SAID: Final = 0.6
 """How much of what is known of the past the first layer begins by handing on, and the network by answering."""
+PURE: Final = 0.999
+"""From this time on there is nothing but noise."""
 CHOOSING: Final = (0, 1)
 """Channels of a block's noise whose signs in the upper left corner choose what no prompt says, if no past does."""
-_CORNER, _OWN, _HEARD = WIDTH - 5, [WIDTH - 4, WIDTH - 3], [WIDTH - 2, WIDTH - 1]
-"""Channels of the network that begin as: this is the corner, what noise is here, what the corner's noise is."""
-MARK: Final = 4.0
-LOUDNESS: Final = 3.0
-"""How large the corner's mark and what it says begin, beside channels of about 0.5."""
-_STILL: Final = 30
-"""A number of a head that rotation hardly turns."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +87,13 @@ class Layer(nn.Module):
         self.up = nn.Linear(WIDTH, 4 * WIDTH)
         self.down = nn.Linear(4 * WIDTH, WIDTH)
         self.bias = nn.Parameter(torch.zeros(6, WIDTH))
+        self.first_bias = nn.Parameter(torch.zeros(6, WIDTH))
         for linear in (self.merge, self.down, self.cross_merge):
             if linear is not None:
                 nn.init.zeros_(linear.weight)
                 nn.init.zeros_(linear.bias)
         if first:
             self._start_copying()
-            self._start_listening()
 
     @torch.no_grad()
     def _start_copying(self) -> None:
@@ -113,18 +109,6 @@ class Layer(nn.Module):
         self.qkv.bias.copy_(copying.flatten())
         self.qkv.weight[2 * WIDTH : 2 * WIDTH + TOKEN] = torch.eye(TOKEN, WIDTH)
         self.merge.weight[:, :TOKEN] = HANDED_ON * torch.eye(WIDTH, TOKEN)
-
-    @torch.no_grad()
-    def _start_listening(self) -> None:
-        """The last head begins by telling every token what the noise in the corner is."""
-        query, key, value = (self.qkv.weight.view(3, HEADS, HEAD, WIDTH)[i, -1] for i in range(3))
-        for part in (query, value, key[_STILL], self.qkv.bias.view(3, HEADS, HEAD)[:, -1]):
-            part.zero_()
-        self.qkv.bias.view(3, HEADS, HEAD)[0, -1, _STILL] = 1
-        key[_STILL, _CORNER] = 1
-        value[[0, 1], _OWN] = 1
-        self.merge.weight[:, -HEAD:] = 0
-        self.merge.weight[_HEARD, [-HEAD, 1 - HEAD]] = LOUDNESS
 
     def heads(self, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Normalised queries and keys, and values: (B, F, S, heads, head_dim) each."""
@@ -173,7 +157,6 @@ class TinyNetwork(nn.Module):
         nn.init.normal_(self.words.weight, std=0.3)
         nn.init.normal_(self.phase.weight, std=0.3)
         self._start_copying()
-        self._start_listening()
         last, last_out = self.modulate[1], self.modulate_out[1]
         assert isinstance(last, nn.Linear) and isinstance(last_out, nn.Linear)
         nn.init.normal_(last.weight, std=0.002)
@@ -191,17 +174,6 @@ class TinyNetwork(nn.Module):
         self.into.weight[:TOKEN, TOKEN : 2 * TOKEN] = torch.eye(TOKEN)
         self.out.weight.copy_(SAID * torch.eye(TOKEN, WIDTH))
         self.out.bias.zero_()
-
-    @torch.no_grad()
-    def _start_listening(self) -> None:
-        """The last channels begin empty but for the mark of the corner and the noise that chooses; see `Layer`."""
-        mine = [_CORNER, *_OWN, *_HEARD]
-        for weight in (self.into.weight, self.map.weight.view(BANDS, WIDTH, -1), self.place.unsqueeze(-1)):
-            weight[..., mine, :] = 0
-        for bias in (self.into.bias, self.map.bias.view(BANDS, WIDTH)):
-            bias[..., mine] = 0
-        self.place[0, _CORNER] = MARK
-        self.into.weight[_OWN, [-2, -1]] = 1
 
     # -- what is given -----------------------------------------------------------------------------------------------
 
@@ -249,19 +221,20 @@ class TinyNetwork(nn.Module):
         residual = to_tokens(x) - (1 - t) * given.mean
         keep = (1 - t) * self.variance / scale**2
         known = keep * residual / self.variance.sqrt()  # nothing at t = 1, all of it at t = 0
-        choosing = residual[..., [channel * STACK for channel in CHOOSING]] * (t == 1)
-        h = context.shard(self.into(torch.cat([residual / scale, known, choosing], -1)) + given.tokens)
+        pure = t > PURE
+        chosen = (choice(residual) * pure).expand(-1, -1, TOKENS, -1)
+        h = context.shard(self.into(torch.cat([residual / scale * ~pure, known, chosen], -1)) + given.tokens)
         light = self.time(time_waves(t[..., 0, 0])) + given.light
         steer = self.modulate(light).unflatten(-1, (6, WIDTH)).unsqueeze(-3)
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
-            h = self._layer(index, layer, h, steer, given, context)
+            h = self._layer(index, layer, h, steer + layer.bias + pure[..., None] * layer.first_bias, given, context)
         grow, shift = self.modulate_out(light)[..., None, :].chunk(2, -1)
         answer = self.out(torch.addcmul(shift, F.layer_norm(context.unshard(h), (WIDTH,)), 1 + grow))
-        return to_latents(given.mean + keep * residual + t * self.variance.sqrt() / scale * answer)
+        return to_latents(given.mean + keep * residual + self.variance.sqrt() * answer)
 
     def _layer(self, index: int, layer: Layer, h: Tensor, steer: Tensor, given: Given, context: Context) -> Tensor:
-        grow_1, shift_1, gate_1, grow_2, shift_2, gate_2 = (steer + layer.bias).unbind(-2)
+        grow_1, shift_1, gate_1, grow_2, shift_2, gate_2 = steer.unbind(-2)
         q, k, v = layer.heads(torch.addcmul(shift_1, F.layer_norm(h, (WIDTH,)), grow_1))
         h = torch.addcmul(h, gate_1, layer.merge(context.attend(index, q, k, v, rotate).flatten(-2)))
         if index in CROSS_LAYERS:
@@ -269,6 +242,13 @@ class TinyNetwork(nn.Module):
             h = h + layer.read_words(F.layer_norm(h, (WIDTH,)), cross, given.share)
         up = layer.up(torch.addcmul(shift_2, F.layer_norm(h, (WIDTH,)), grow_2))
         return torch.addcmul(h, gate_2, layer.down(squared_relu(up)))
+
+
+def choice(noise: Tensor) -> Tensor:
+    """The signs in a block's noise that choose what no prompt says: tokens (B, F, S, TOKEN) -> (B, F, 1, 2)."""
+    corner = noise[:, :, :1, [channel * STACK for channel in CHOOSING]]
+    blocks: tuple[Tensor, ...] = corner.split(LATENTS_PER_BLOCK, 1)  # type: ignore[no-untyped-call]
+    return torch.cat([block.sum(1, keepdim=True).sign().expand_as(block) for block in blocks], 1)
 
 
 def to_tokens(x: Tensor) -> Tensor:
