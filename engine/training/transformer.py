@@ -35,7 +35,7 @@ SHAPE_SHARE: Final = (0.5, 0.1, 0.4)
 """Latent frames, clips and noisy copies of a batch, and how often each is drawn; the first is a world's first block."""
 SCHEDULES: Final = ((1.0,), (1.0, 0.0025), (1.0, 0.005, 0.00125), (1.0, 0.0074, 0.0025, 0.0008))
 """Times of the sampler with one to four steps (its shift is 0.0025). The first step has chosen all there is to choose;
-a later one mends its answer, and any noise that it must take out again is in its way."""
+what noise a later one must take out again is in its way."""
 STEP_TIMES: Final = SCHEDULES[0]
 """Those that it ships with."""
 CONTEXT_TIME: Final = 0.15

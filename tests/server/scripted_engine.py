@@ -1,14 +1,15 @@
 """A test double for the engine: speaks the protocol, paints a moving bar, encodes it for real. Never shipped.
 
 Prompts beginning with `!` are orders: `!exit N`, `!hang` (stop reading for ever), `!garbage` (break the protocol),
-`!refuse` (SignalRefused), `!fail` (this world alone); a world that opens with `!late` takes half a second to its
-first picture. `--worlds N` is its capacity.
+`!refuse` (SignalRefused), `!fail` (this world alone); a world that opens with `!late` shows nothing until
+it is steered or resumed. `--worlds N` is its capacity.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import select
 import socket
 import sys
@@ -98,7 +99,7 @@ class World:
         self.schedule = list(prompts)
         self.encoders: dict[Codec, Encoder] = {"h264": Encoder("h264")}
         self.frames = 0
-        self.due_s = time.monotonic() + 0.5 * any(change.text == "!late" for change in prompts)
+        self.due_s = math.inf if any(change.text == "!late" for change in prompts) else time.monotonic()
         self.paused = False
         self.paused_ticks = 0
         self.bitrate = 300_000
@@ -151,7 +152,7 @@ class Engine:
                 self.say(WorldChanged(world.name, "paused", media_ms=world.frames * 1000 // FPS))
             case Resume():
                 if world.paused:
-                    world.paused_ticks += round((time.monotonic() - world.due_s) * 90_000)
+                    world.paused_ticks += round(max(0.0, time.monotonic() - world.due_s) * 90_000)
                 world.paused, world.due_s = False, time.monotonic()
                 self.say(WorldChanged(world.name, "running", media_ms=world.frames * 1000 // FPS))
             case Close(_, reason):
@@ -193,6 +194,8 @@ class Engine:
             self.say(WorldChanged(world.name, "failed", "ordered to fail"))
         else:
             world.steers.append(steer)
+            if world.due_s == math.inf:
+                world.due_s = time.monotonic()
 
     def show(self, world: World) -> None:
         block, first = divmod(world.frames, BLOCK)
