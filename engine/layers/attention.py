@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -116,7 +117,7 @@ BACKENDS: dict[str, Backend] = {
 
 @dataclass(frozen=True)
 class Choice:
-    """The backend in use and the reason, as logged once at start-up."""
+    """The backend in use and the reason, as logged once in a process."""
 
     name: str
     attend: Attention
@@ -141,9 +142,15 @@ def choose(name: str = "auto", device: torch.device | str = "cpu", dtype: torch.
             passed_over.append(str(error))
             continue
         choice = Choice(backend.name, attend, "; ".join(passed_over) or "first in the table")
-        logger.info("attention: %s%s (%s)", choice.name, _sdpa_kernels(backend, device), choice.reason)
+        _announce(f"attention: {choice.name}{_sdpa_kernels(backend, device)} ({choice.reason})")
         return choice
     raise AttentionUnavailable("; ".join(passed_over))
+
+
+@cache
+def _announce(line: str) -> None:
+    """An evaluation makes hundreds of roll-outs, and every one of them chooses."""
+    logger.info(line)
 
 
 def _probe(backend: Backend, device: torch.device, dtype: torch.dtype) -> Attention:
