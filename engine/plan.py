@@ -30,6 +30,7 @@ class Needs:
     disk: int
     network: int  # on the device, in bfloat16
     kv: int  # for one world and all its branches of guidance, with room to compute the past again
+    kv_per_second: float  # by which it grows with every second of video; 0 under a policy that forgets
     decoder: int
     text_encoder: int
     working: int  # activations of one block, about
@@ -76,9 +77,18 @@ class Plan:
         most = self.rule.most_held(self.preset.frames_per_block)
         return made if most is None else min(made, most)
 
+    @property
+    def caches(self) -> int:
+        """One for each branch of guidance."""
+        return 2 if isinstance(self.preset.sampler, Flow) else 1
+
     def world_bytes(self, seconds: float) -> int:
-        """Pages of one world after so many seconds."""
-        return self.held_frames(seconds) * self.page_bytes
+        """What one world takes of the device after so many seconds, as it is admitted.
+
+        The pages of all its caches, with room to compute the past again.
+        """
+        held = self.held_frames(seconds)
+        return (held + self.preset.recache_room(held)) * self.page_bytes * self.caches
 
     def host_bytes(self, seconds: float) -> int:
         """Pages that wait in host memory by then."""
@@ -86,7 +96,7 @@ class Plan:
             return 0
         made = math.ceil(seconds / self.block_s) * self.preset.frames_per_block
         far = made - self.held_frames(seconds)
-        return (far if self.rule.remember is None else min(far, self.rule.remember)) * self.page_bytes
+        return (far if self.rule.remember is None else min(far, self.rule.remember)) * self.page_bytes * self.caches
 
     def worlds_in(self, budget_bytes: int, seconds: float) -> int:
         """Worlds of this length whose pages fit into a budget. Raises PlanError if not even a block does."""
@@ -98,18 +108,20 @@ class Plan:
         return budget_bytes // self.world_bytes(seconds)
 
     def curve(self, seconds: float, points: int) -> list[tuple[float, int]]:
-        """How the pages of one world grow: (seconds, bytes) at evenly spaced times."""
+        """How one world grows: (seconds, bytes) at evenly spaced times."""
         times = [seconds * (i + 1) / points for i in range(points)]
         return [(t, self.world_bytes(t)) for t in times]
 
     def needs(self, *, tiny: bool = False) -> Needs:
         """What there is to store, and to hold beside and with the pages; `tiny`: with the tiny decoder's files too."""
         p, s = self.preset, self.preset.sizes
-        held = self.rule.most_held(p.frames_per_block) or p.frames_per_block  # of a cache that grows its first block
+        most = self.rule.most_held(p.frames_per_block)
+        first, second = (self.world_bytes(n * self.block_s) for n in (1, 2))
         return Needs(
             disk=sum(f.bytes for f in p.files if tiny or f.part != "tiny_decoder"),
             network=s.parameters * BF16_BYTES,
-            kv=(held + p.recache_room(held)) * self.page_bytes * (2 if isinstance(p.sampler, Flow) else 1),
+            kv=first if most is None else self.world_bytes(most * self.block_s),
+            kv_per_second=(second - first) / self.block_s if most is None else 0.0,
             decoder=s.decoder_bytes(BF16_BYTES),
             text_encoder=s.text_bytes(BF16_BYTES),
             working=p.frames_per_block * s.tokens_per_frame * (s.ffn_dim + 12 * s.dim) * BF16_BYTES,

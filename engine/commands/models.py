@@ -133,12 +133,14 @@ def verify(preset: Preset, files: dict[Part, Path]) -> None:
 
 def _describe(preset: Preset, needs: Needs, args: argparse.Namespace, console: Console) -> None:
     kv = args.kv or preset.kv
+    growing = f" (and {_bytes(needs.kv_per_second)} more with every second)" if needs.kv_per_second else ""
     lines = (
         f"{preset.name}: {preset.about}",
         f"  {_count(preset.sizes.parameters)} parameters, {_picture(preset)}, KV {kv}",
         f"  disk: {_bytes(needs.disk)}",
         f"  device memory: about {_bytes(needs.device)} = network {_bytes(needs.network)} + cache of one world "
-        f"{_bytes(needs.kv)} + decoder {_bytes(needs.decoder)} + working {_bytes(needs.working)}; "
+        f"{_bytes(needs.kv)}{growing} + decoder {_bytes(needs.decoder)} + working "
+        f"{_bytes(needs.working)}; "
         f"{_bytes(needs.text_encoder)} more while the text encoder stays loaded",
         f"  licence: {preset.licence or 'not stated'}",
         *([f"  note: {preset.note}"] if preset.note else []),
@@ -159,7 +161,7 @@ def _counts(found: Found, args: argparse.Namespace) -> bool:
     return found.file.part != "tiny_decoder" or bool(args.tiny_decoder)
 
 
-def _needs_of(needs: Needs) -> dict[str, int]:
+def _needs_of(needs: Needs) -> dict[str, float]:
     return {f"{name}_bytes": getattr(needs, name) for name in (*needs.__dataclass_fields__, "device")}
 
 
@@ -173,7 +175,7 @@ def _picture(preset: Preset) -> str:
     return f"{preset.width}x{preset.height} at {preset.fps:g} fps"
 
 
-def _bytes(count: int) -> str:
+def _bytes(count: float) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 

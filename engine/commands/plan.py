@@ -85,7 +85,7 @@ def _print(console: Console, plan: Plan, seconds: float, worlds: int | None, bud
     rows = [
         ("a page (one latent frame, all layers)", size(plan.page_bytes)),
         (f"a block ({plan.block_s:.2f} s of video)", size(plan.block_bytes)),
-        ("the pages of a world at its end", size(plan.world_bytes(seconds))),
+        ("the pages of a world at its end, with room to compute them again", size(plan.world_bytes(seconds))),
         ("its pages in host memory", size(plan.host_bytes(seconds))),
         ("weights of the network", size(needs.network)),
         ("weights of the decoder", size(needs.decoder)),

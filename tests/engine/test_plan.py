@@ -39,7 +39,8 @@ def test_memory_is_counted_as_the_cache_will_take_it(preset: Preset, store: str)
     form = PageFormat(KVGeometry(s.layers, s.kv_heads, s.head_dim, s.tokens_per_frame), torch.bfloat16, plan.rule.store)
     assert held is not None, "a preset's worlds have a bounded cache"
     caches = recipe.sampler(preset).caches
-    assert plan.needs().kv == form.page_bytes * (held + preset.recache_room(held)) * caches
+    expected = form.page_bytes * (held + preset.recache_room(held)) * caches  # what the loader admits a world with
+    assert plan.needs().kv == plan.world_bytes(3600) == expected and plan.needs().kv_per_second == 0
     assert Plan.of(preset).needs().device >= plan.needs().device > 0
 
 
@@ -55,8 +56,10 @@ def test_a_world_holds_the_pages_it_was_planned_to(kv: str) -> None:
 
 def test_a_window_stops_growing_and_a_full_cache_does_not() -> None:
     windowed, full = Plan.of(TOY, "window=6 sink=1"), Plan.of(TOY, "full")
-    assert windowed.world_bytes(60) == windowed.world_bytes(6000) == 6 * windowed.page_bytes
-    assert full.world_bytes(120) == 2 * full.world_bytes(60)
+    assert windowed.world_bytes(60) == windowed.world_bytes(6000) == (6 + TOY.recache_room(6)) * windowed.page_bytes
+    grown = full.world_bytes(120) - full.world_bytes(60)
+    assert grown == pytest.approx(60 * full.needs().kv_per_second) and grown > 0
+    assert full.needs().kv == full.world_bytes(full.block_s)
 
 
 def test_what_is_remembered_in_host_memory_stops_growing_too() -> None:
