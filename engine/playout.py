@@ -112,7 +112,7 @@ class Playout:
 
     def _switch(self, screen: Screen, codec: Codec, on: bool) -> None:
         if on and codec not in screen.encodings:
-            rate = default_bitrate(codec, screen.width, screen.height, screen.fps)
+            rate = default_bitrate(screen.width, screen.height, screen.fps)
             screen.encodings[codec] = Encoding(codec, self._encoders[codec], rate)
         elif not on:
             screen.encodings.pop(codec, None)
