@@ -6,11 +6,11 @@ from typing import Final
 
 PARTS: Final = ("speed", "quality", "ablation", "seams", "actions", "return", "attributes", "switch", "drift")
 """Of the evaluation."""
-STAGES: Final = ("codec", "clips", "memory", "full", "first", "blocks", "few-step", "decoder")
-SHARE: Final = {"memory": 0.12, "full": 0.04, "first": 0.06, "blocks": 0.22, "few-step": 0.26, "decoder": 0.30}
+STAGES: Final = ("codec", "clips", "memory", "full", "blocks", "few-step", "decoder")
+SHARE: Final = {"memory": 0.12, "full": 0.04, "blocks": 0.24, "few-step": 0.30, "decoder": 0.30}
 """Share of the training time of each stage that is trained by gradient. More of it for the memory, and it learns the
 clips by heart; the decoder is still getting better when its share is over."""
-ALIASES: Final = {"transformer": ("full", "first", "blocks")}
+ALIASES: Final = {"transformer": ("full", "blocks")}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The recipe of `tiny-world`: codec, clips, memory, full, first, blocks, few-step, and the decoder beside them.
+"""The recipe of `tiny-world`: codec, clips, memory, full, blocks, few-step, and the decoder beside them.
 
 Each stage starts where the one before left off and can be killed and resumed at any moment. How many steps a stage
 takes is decided once, from the time it may take and its measured pace, and written to `plan.json`: with that file the
@@ -50,7 +50,6 @@ from engine.training.transformer import (
     block_losses,
     draw_noise,
     few_step_losses,
-    first_losses,
     full_losses,
     give,
     measure_blocks,
@@ -142,12 +141,8 @@ def train_full(options: TrainingOptions) -> None:
     _train_transformer(options, "full", "memory", full_losses, trunk_optimiser)
 
 
-def train_first(options: TrainingOptions) -> None:
-    _train_transformer(options, "first", "full", first_losses, trunk_optimiser)
-
-
 def train_blocks(options: TrainingOptions) -> None:
-    _train_transformer(options, "blocks", "first", block_losses, trunk_optimiser)
+    _train_transformer(options, "blocks", "full", block_losses, trunk_optimiser)
 
 
 def train_few_step(options: TrainingOptions) -> None:
@@ -240,7 +235,7 @@ def roll_clips(network: TinyNetwork, signals: Array, chance: Chance) -> Tensor:
 
 def newest_network(folder: Path) -> Path | None:
     """The checkpoint of the furthest stage that has trained the network."""
-    made = [folder / f"{name}.pt" for name in ("few-step", "blocks", "first", "full", "memory")]
+    made = [folder / f"{name}.pt" for name in ("few-step", "blocks", "full", "memory")]
     return next((path for path in (*made, folder / START) if path.exists()), None)
 
 
@@ -317,7 +312,6 @@ RUNNERS: Final[dict[str, Callable[[TrainingOptions], None]]] = {
     "clips": make_clips,
     "memory": train_memory,
     "full": train_full,
-    "first": train_first,
     "blocks": train_blocks,
     "few-step": train_few_step,
     "decoder": train_decoder,

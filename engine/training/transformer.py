@@ -1,6 +1,6 @@
-"""Trains the transformer on clips: full context, first blocks, teacher-forced blocks, then its own past in few steps.
+"""Trains the transformer on clips: full context, teacher-forced blocks, then its own past in few steps.
 
-Each of the four is a losses function over the same clips; `forcing` has the reusable pieces. The target is always the
+Each of the three is a losses function over the same clips; `forcing` has the reusable pieces. The target is always the
 true clip: this world has one right answer for every camera, clock, caption and livery, and the livery is tied to the
 first block's noise, so its few-step stage needs no teacher.
 """
@@ -123,16 +123,6 @@ def full_losses(network: TinyNetwork, data: TransformerData, chance: Chance) -> 
     t = _times(chance, batch, 1, 1)[:, 0].expand(-1, CLIP_LATENTS)
     answer = network.predict(noised(x, t, draw_noise(signals, t, chance)), t, given, Whole())
     return {"loss": weighted(network, answer, x, t), "error": (answer - x).square().mean()}
-
-
-def first_losses(network: TinyNetwork, data: TransformerData, chance: Chance) -> dict[str, Tensor]:
-    """First blocks from nothing but noise, where that noise chooses; beside other lessons it is hardly learned."""
-    frames, batch, _ = SHAPES[0]
-    signals, x = data.take(chance, frames, batch * data.scale)
-    given = give(network, signals, chance.numbers)
-    start = torch.ones(x.shape[:2], device=x.device)
-    error = (network.predict(draw_noise(signals, start, chance), start, given, Whole()) - x).square().mean()
-    return {"loss": error / network.variance.mean(), "error": error}
 
 
 def block_losses(network: TinyNetwork, data: TransformerData, chance: Chance) -> dict[str, Tensor]:
