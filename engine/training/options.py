@@ -9,7 +9,7 @@ PARTS: Final = ("speed", "quality", "ablation", "seams", "actions", "return", "a
 STAGES: Final = ("codec", "clips", "memory", "full", "blocks", "few-step", "decoder")
 SHARE: Final = {"memory": 0.12, "full": 0.04, "blocks": 0.24, "few-step": 0.30, "decoder": 0.30}
 """Share of the training time of each stage that is trained by gradient. More of it for the memory, and it learns the
-clips by heart; the decoder is still getting better when its share is over."""
+clips by heart; the decoder had been short of it."""
 ALIASES: Final = {"transformer": ("full", "blocks")}
 
 
