@@ -4,7 +4,8 @@
     pictures = decode(model, world, block)       # decoder.py
 
 Also what happens between blocks: starting a world from given latents, and computing the visible past again under a new
-prompt. If anything fails the world is as it was, and the same block can be tried again.
+prompt. If anything fails the world is as it was, and the same block can be tried again; only a past that has been
+computed again for that block stays so, because what it was before would need as much memory once more.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from engine.kvcache.cache import KVCache
 from engine.models import BlockModel, Conditioning
 from engine.profiler import count, gauge, span
+from engine.protocol import PromptChange
 from engine.samplers import Beginner, before_each, clean_pass
 from engine.world import Kept, World, empty_frame
 
@@ -97,8 +99,7 @@ class Generator:
         values = [world.signals() for world in worlds]
         for world, (_, value) in zip(worlds, values, strict=True):
             if value.began and value.change.mode == "recache" and self._has_past(world):
-                with span("re-cache"):
-                    self._recache(world)
+                self._recache_once(world, value.change)
         with span("condition"):
             conditioning = [self.model.condition(signals) for signals, _ in values]
         before = _moved_bytes(worlds)
@@ -131,6 +132,13 @@ class Generator:
         return (
             self.recache_rule != "none" and bool(world.kept) and any(cache.policy.window != 0 for cache in world.caches)
         )
+
+    def _recache_once(self, world: World, change: PromptChange) -> None:
+        """A block that is tried again finds its past computed again already."""
+        if world.recached != (world.block, change):
+            with span("re-cache"):
+                self._recache(world)
+            world.recached = (world.block, change)
 
     def _recache(self, world: World) -> None:
         """Keys and values of the visible past computed again under the prompt of the next block."""

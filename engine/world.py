@@ -84,6 +84,7 @@ class World:
         self.motion: tuple[float, ...] = ()
         self.extra: dict[str, Tensor] = {}
         self.kept: list[Kept] = []
+        self.recached: tuple[int, PromptChange] | None = None  # last time the past was computed again: block, reason
         self.in_flight: State = None  # of a sampler that has several blocks under way
         self.shown = Shown()  # written by the thread that decodes; the rest of the world by the one that denoises
         self.unshown: list[Unshown] = []  # all that `shown` lacks

@@ -80,11 +80,10 @@ class KVCache:
         if visible is None:
             self._let_go(start, frames)
             shown = [f for f in self.policy.visible(start, frames, self.origin) if f in self]
-            survivors, candidates = self.held, self.catalogue.candidates(shown) if self.policy.topk else []
+            candidates = self.catalogue.candidates(shown) if self.policy.topk else []
         else:
-            shown = [f for f in visible if f in self]
-            survivors, candidates = shown, []
-        slots = self._unused_slots(frames - hidden, survivors)
+            shown, candidates = [f for f in visible if f in self], []
+        slots = self._slots_for(range(start + hidden, start + frames))
         block = self._block_at(start, frames, shown, slots, hidden)
         block.candidates = candidates
         return block
@@ -231,9 +230,11 @@ class KVCache:
             with span("offload"):
                 self.offload(f for f in self._pages if f not in shown)
 
-    def _unused_slots(self, count: int, survivors: Sequence[int]) -> list[int]:
-        used = {self._slots[f] for f in survivors if f in self}
-        return list(itertools.islice((slot for slot in itertools.count() if slot not in used), count))
+    def _slots_for(self, stored: Iterable[int]) -> list[int]:
+        """Their own for frames that are written again, the first that nobody has for new ones."""
+        used = set(self._slots.values())
+        unused = (slot for slot in itertools.count() if slot not in used)
+        return [self._slots[f] if f in self._slots else next(unused) for f in stored]
 
     def _take(self, slots: Sequence[int]) -> list[int]:
         return self._home.take(slots, after=max(self._pages.values(), default=-1))

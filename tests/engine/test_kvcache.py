@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.generator import Generator, Recache
+from engine.generator import Generator
 from engine.kvcache.cache import KVCache
 from engine.kvcache.latent import Projection
 from engine.kvcache.policy import Policy, parse
@@ -277,21 +277,6 @@ def test_a_first_block_of_another_size_is_fetched_by_content_like_any_other(firs
     world = toy_world(model, kv)
     for _ in range(9):
         assert Generator(model).next_block(world).latents.isfinite().all()
-
-
-@pytest.mark.parametrize("rule", ["blocks", "joint", "joint-keep-sink"])
-@pytest.mark.parametrize("blocks", [1, 2, 7])
-def test_a_recache_sees_what_it_has_made_anew_and_nothing_fetched_by_content(rule: Recache, blocks: int) -> None:
-    model, made = ToyModel(), []
-    for kv in ("full", "full topk=2", "window=40 topk=2 offload=host"):
-        world = toy_world(model, kv)
-        generator = Generator(model, rule)
-        for _ in range(blocks):
-            generator.next_block(world)
-        world.steer(PromptChange(0, "b", "recache"))
-        made.append(torch.cat([generator.next_block(world).latents for _ in range(3)]))
-    for other in made[1:]:
-        torch.testing.assert_close(other, made[0], rtol=0, atol=2e-5)
 
 
 def test_blocks_written_together_are_still_fetched_one_by_one() -> None:
