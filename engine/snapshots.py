@@ -12,12 +12,14 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import torch
 
-from engine.models import BlockSignals, Prompt, State
+from engine.models import BlockSignals, Prompt
 from engine.protocol import ActionState, PromptChange
 from engine.signals import Switch
+from engine.weights import DAMAGED
 from engine.world import Kept, World
 
 EVERY_S = 4.0
@@ -49,17 +51,24 @@ def save(world: World, path: Path) -> None:
 def resume(world: World, path: Path) -> None:
     """Let a newly opened world go on from a file, its decoder warmed up. Raises SnapshotError, and changes nothing."""
     state = _load(path, world.model.device)
-    if (state["model"], state["spec"]) != (world.model.digest(), _origin(world)):
+    if (state.get("model"), state.get("spec")) != (world.model.digest(), _origin(world)):
         raise SnapshotError(f"{path.name}: expected a world of the same model, seed and cache, got another's")
     world.restore(state)
 
 
-def _load(path: Path, device: torch.device) -> State:
+def _load(path: Path, device: torch.device) -> dict[str, Any]:
     try:
+        with ZipFile(path) as archive:
+            if (damaged := archive.testzip()) is not None:
+                raise BadZipFile(f"{damaged} is not as it was written")
         with torch.serialization.safe_globals(_classes()):
-            return torch.load(path, map_location=device, weights_only=True)
-    except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
-        raise SnapshotError(f"{path.name}: cannot be read: {str(error).splitlines()[0]}") from error
+            state = torch.load(path, map_location=device, weights_only=True)
+    except (BadZipFile, pickle.UnpicklingError, *DAMAGED) as error:
+        said = str(error).splitlines() or [type(error).__name__]
+        raise SnapshotError(f"{path.name}: cannot be read: {said[0]}") from error
+    if not isinstance(state, dict):
+        raise SnapshotError(f"{path.name}: expected the state of a world, got {type(state).__name__}")
+    return state
 
 
 def _classes() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:

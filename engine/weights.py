@@ -10,12 +10,13 @@ Knows no model: key maps between naming schemes are handed in. Where files lie a
 from __future__ import annotations
 
 import hashlib
-import json
 import pickle
+import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -30,6 +31,10 @@ WRAPPERS = frozenset(
 
 TRAINING_ONLY = ("_cls_pred_branch", "_register_tokens", "_gan_ca_blocks")
 """Parts of names that belong to a discriminator."""
+
+
+DAMAGED = (OSError, RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError, struct.error)
+"""What `torch.load` raises on a file that is damaged or cut off, besides `UnpicklingError`."""
 
 
 class WeightsError(ValueError):
@@ -170,11 +175,19 @@ def _read_folder(folder: Path, container: str) -> dict[str, Tensor]:
     raise WeightsError(f"{folder}: expected a .safetensors, .pth or .pt file, got none")
 
 
+class _Index(msgspec.Struct):
+    """A checkpoint in several files: tensor names to file names."""
+
+    weight_map: dict[str, str]
+
+
 def _read_shards(index: Path) -> dict[str, Tensor]:
     try:
-        where: dict[str, str] = json.loads(index.read_text())["weight_map"]
-    except (json.JSONDecodeError, KeyError, UnicodeDecodeError) as error:
-        raise WeightsError(f"{index}: expected an index with a weight_map, got {error!r}") from error
+        where = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+    except (msgspec.DecodeError, OSError, UnicodeDecodeError) as error:
+        raise WeightsError(f"{index}: expected an index with a weight_map, got: {error}") from error
+    if not where:
+        raise WeightsError(f"{index}: expected tensors in its weight_map, got none")
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(where.values())):
         path = index.parent / shard
@@ -201,7 +214,7 @@ def _read_pickle(path: Path) -> Mapping[str, Any]:
     except pickle.UnpicklingError as error:
         reason = str(error).splitlines()[0]
         raise WeightsError(f"{path}: expected tensors only, got a pickle with code in it: {reason}") from error
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
+    except DAMAGED as error:
         raise WeightsError(_damaged(path, "PyTorch", error)) from error
     if not isinstance(loaded, Mapping):
         raise WeightsError(f"{path}: expected a state dict, got {type(loaded).__name__}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -103,3 +105,28 @@ def test_actions_and_scheduled_prompts_come_along(tmp_path: Path) -> None:
     snapshots.resume(again, tmp_path / "w")
     assert again.actions.states == world.actions.states
     assert [s.change for s in again.prompts.switches] == [s.change for s in world.prompts.switches]
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 10, b"PK\x03\x04" * 40], ids=["empty", "noise", "half a zip"])
+def test_a_file_that_is_damaged_or_empty_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "w").write_bytes(content)
+    with pytest.raises(SnapshotError, match="w: cannot be read: ."):
+        snapshots.resume(toy_world(model), tmp_path / "w")
+
+
+def test_a_file_with_bytes_wrong_anywhere_is_refused_or_whole_where_it_counts(tmp_path: Path) -> None:
+    snapshots.save(lived(), tmp_path / "w")
+    whole, numbers = bytearray((tmp_path / "w").read_bytes()), random.Random(0)
+    for _ in range(60):
+        damaged = bytearray(whole)
+        for _ in range(4):
+            damaged[numbers.randrange(len(whole))] = numbers.randrange(256)
+        (tmp_path / "w").write_bytes(damaged)
+        with suppress(SnapshotError):
+            snapshots.resume(toy_world(model, "window=6 sink=1", seed=5), tmp_path / "w")
+
+
+def test_other_tensors_are_no_world(tmp_path: Path) -> None:
+    torch.save([torch.zeros(1)], tmp_path / "w")
+    with pytest.raises(SnapshotError, match="expected the state of a world, got list"):
+        snapshots.resume(toy_world(model), tmp_path / "w")

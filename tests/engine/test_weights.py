@@ -226,3 +226,16 @@ def test_adapters_of_another_base_are_refused(tensors: dict[str, Tensor]) -> Non
         with pytest.raises(WeightsError, match=message):
             merge_lora(tensors, lora)
     assert same(tensors, before)
+
+
+@pytest.mark.parametrize(
+    "index", ["", "[]", "null", '{"weight_map": null}', '{"weight_map": ["a"]}', '{"weight_map": {"a": 5}}', "{}"]
+)
+def test_an_index_that_is_none_is_refused(index: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors.index.json"
+    path.write_text(index)
+    with pytest.raises(WeightsError, match="expected an index with a weight_map"):
+        read(path)
+    path.write_text('{"weight_map": {}}')
+    with pytest.raises(WeightsError, match="expected tensors in its weight_map, got none"):
+        read(path)
