@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.kvcache import policy
+from engine import stages
 from engine.kvcache.policy import Policy
 from engine.kvcache.pool import PageFormat
 from engine.models import KVGeometry
 from engine.models.presets import Flow, Preset
+from engine.recipe import kv_policy
 
 BF16_BYTES = 2
 
@@ -52,8 +53,7 @@ class Plan:
     @classmethod
     def of(cls, preset: Preset, kv: str = "", *, element_bytes: int = 2) -> Plan:
         """Raises PolicyError."""
-        rule = policy.parse(kv, policy.parse(preset.kv)).check(preset.frames_per_block)
-        return cls(preset, rule, element_bytes)
+        return cls(preset, kv_policy(preset, kv), element_bytes)
 
     @property
     def page_bytes(self) -> int:
@@ -71,9 +71,17 @@ class Plan:
         p = self.preset
         return p.frames_per_block * p.pictures_per_frame / p.fps
 
+    def made_frames(self, seconds: float) -> int:
+        """Latent frames of the blocks that so many seconds of video are made of."""
+        p = self.preset
+        alone = p.pictures_per_frame if p.first_pictures is None else p.first_pictures
+        frames = 1 + math.ceil((seconds * p.fps - alone) / p.pictures_per_frame - 1e-9)
+        first = p.first_block_frames or p.frames_per_block
+        return first + max(0, math.ceil((frames - first) / p.frames_per_block)) * p.frames_per_block
+
     def held_frames(self, seconds: float) -> int:
         """Latent frames kept on the device after so many seconds of video, the block being made included."""
-        made = math.ceil(seconds / self.block_s) * self.preset.frames_per_block
+        made = self.made_frames(seconds)
         most = self.rule.most_held(self.preset.frames_per_block)
         return made if most is None else min(made, most)
 
@@ -92,11 +100,17 @@ class Plan:
 
     def host_bytes(self, seconds: float) -> int:
         """Pages that wait in host memory by then."""
-        if self.rule.offload == "none" or not self.rule.topk:
+        return self._hosted_frames(seconds) * self.page_bytes * self.caches
+
+    def _hosted_frames(self, seconds: float) -> int:
+        rule, made = self.rule, self.made_frames(seconds)
+        if rule.offload == "none":
             return 0
-        made = math.ceil(seconds / self.block_s) * self.preset.frames_per_block
-        far = made - self.held_frames(seconds)
-        return (far if self.rule.remember is None else min(far, self.rule.remember)) * self.page_bytes * self.caches
+        if isinstance(self.preset.sampler, stages.Plan):  # a finished block goes there at once
+            kept = rule.most_kept(self.preset.frames_per_block)
+            return made if kept is None else min(made, kept)
+        far = made - self.held_frames(seconds) if rule.topk else 0
+        return far if rule.remember is None else min(far, rule.remember)
 
     def worlds_in(self, budget_bytes: int, seconds: float) -> int:
         """Worlds of this length whose pages fit into a budget. Raises PlanError if not even a block does."""

@@ -34,7 +34,7 @@ from engine.parallel.cache import Spread
 from engine.profiler import boundary, fact, gauge, span
 from engine.protocol import ActionState, PromptChange, WorldSpec
 from engine.signals import SignalError, check_action
-from engine.start import begin
+from engine.start import MAX_START_S, begin
 from engine.usage import rss_bytes
 from engine.world import World
 
@@ -97,7 +97,8 @@ class Rollout:
         self._accelerator = Gauges(model.device)
         attention = choose(request.load.attention, model.device, model.dtype)
         fact("attention", f"{attention.name} ({attention.reason})")
-        frames = g.frames_per_block * (2 + math.ceil(request.seconds / g.block_s))
+        longest_s = max(request.seconds, MAX_START_S if request.start else 0)  # all of a clip to begin with is read
+        frames = g.frames_per_block * (2 + math.ceil(longest_s / g.block_s))
         caches = recipe.caches(model, preset, rule, sampler, frames, attention.attend, spread)
         start = str(request.start) if request.start else None
         spec = WorldSpec(

@@ -83,6 +83,7 @@ def preset_of(case: Case) -> Preset:
         width=shape["width"] * 8,
         height=shape["height"] * 8,
         fps=16.0,
+        first_pictures=1,
         frames_per_block=run["num_frame_per_block"],
         sizes=sizes,
         switch=("recache", 1) if "global_sink" in run else ("cut", 1),

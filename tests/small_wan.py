@@ -60,6 +60,7 @@ def small_preset(
         switch=(switch, 1),
         recache=recache,
         first_block_frames=first_block_frames,
+        first_pictures=1,
     )
 
 

@@ -23,6 +23,7 @@ from engine.recipe import sampler
 
 CURVE_POINTS, CURVE_ROWS = 48, 8
 BAD_INPUT = 2
+MOST_RANKS = 256
 OTHERS = ("", "full", "window=0", "full store=int8", "topk=2 offload=host")
 """Policies shown beside the one asked for, the model's own first."""
 
@@ -102,8 +103,8 @@ def _print(console: Console, plan: Plan, seconds: float, worlds: int | None, bud
 
 def _ranks(plan: Plan, seconds: float, ranks: int) -> dict[Layout, list[RankMemory]]:
     """Every rank's bytes, by the ways in which so many can share this model's worlds."""
-    if ranks < 1:
-        raise PlanError(f"ranks: expected at least 1, got {ranks}")
+    if not 1 <= ranks <= MOST_RANKS:
+        raise PlanError(f"ranks: expected 1 to {MOST_RANKS}, got {ranks}")
     model, dtype = model_of(plan.preset), torch.bfloat16 if plan.element_bytes == 2 else torch.float32
     frames, found = plan.held_frames(seconds), {}
     rule = sampler(plan.preset)

@@ -107,6 +107,7 @@ class Preset:
     recache: Recache = "blocks"
     segments: Segments | None = None
     first_block_frames: int | None = None
+    first_pictures: int | None = None  # that the very first latent frame decodes to; None: as all others
     lora_scale: float = 1.0  # alpha / rank
     blend: Literal["linear", "spherical"] = "linear"
     note: str = ""
@@ -162,7 +163,7 @@ _SELF_FORCING_STEPS = FewStep((1000, 750, 500, 250), shift=5.0)
 
 
 def _wan(name: str, about: str, architecture: str, sizes: Sizes, **values: Any) -> Preset:
-    common = {"width": 832, "height": 480, "fps": 16.0, "frames_per_block": 3} | values
+    common = {"width": 832, "height": 480, "fps": 16.0, "frames_per_block": 3, "first_pictures": 1} | values
     return Preset(name, "wan2.1", about, "engine.models.wan_model:load", architecture, sizes=sizes, **common)
 
 

@@ -209,7 +209,7 @@ def geometry(config: WanConfig, vae: VaeConfig, preset: Preset, width: int, heig
         width=width,
         height=height,
         fps=preset.fps,
-        first_pictures=1,
+        first_pictures=preset.first_pictures,
         first_block_frames=preset.first_block_frames,
     )
 

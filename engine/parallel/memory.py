@@ -5,7 +5,7 @@
                   for itself, and has the autoencoder to start worlds with and to decode its band of the pictures
     cache         pages of the rank's tokens and heads: see `Split.local_kv`; about 1 / ranks of the whole, or of its
                   team's ranks in a pipeline; with teams for branches of guidance, of one branch where each
-                  has a cache, and as much as without where they share one
+                  has a cache, and as much as without where they share one; room to compute the past again is in it
     activations   at the widest place of a layer: t tokens of the rank's share in b rows, D wide, M in the feed-forward
                   net; queries, keys, values and result of attention over its chunk and heads; what is in transit
 
@@ -20,6 +20,7 @@ Measured peaks are above this by what an allocator keeps. `inferix plan --ranks`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +46,7 @@ class Model:
     frames_per_block: int
     in_flight: int = 1  # blocks of a pass
     sizes: Sizes | None = None  # of what lies beside the network
+    room: Callable[[int], int] | None = None  # pages beside those held, while the past is computed again
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ def model_of(preset: Preset) -> Model:
     kv = KVGeometry(s.layers, s.kv_heads, s.head_dim, s.tokens_per_frame)
     heads = max(s.kv_heads, s.dim // s.head_dim)
     in_flight = preset.sampler.window + 1 if isinstance(preset.sampler, Plan) else 1
-    return Model(s.parameters, s.dim, s.ffn_dim, heads, kv, preset.frames_per_block, in_flight, s)
+    per_block, room = preset.frames_per_block, preset.recache_room
+    return Model(s.parameters, s.dim, s.ffn_dim, heads, kv, per_block, in_flight, s, room)
 
 
 def per_rank(
@@ -93,7 +96,8 @@ def per_rank(
     for rank in range(layout.ranks):
         split = Split(layout.team, rank % layout.team.ranks, model.kv)
         own = max(1, caches // layout.cfg)
-        pages = held * PageFormat(split.local_kv, dtype, policy.store).page_bytes * own
+        page_bytes = PageFormat(split.local_kv, dtype, policy.store).page_bytes
+        pages = (held + (model.room(held) if model.room else 0)) * page_bytes * own
         rows = own * -(-model.in_flight // layout.pipeline)  # whole blocks
         working = _activations(model, split, read, item, rows)
         working += _in_transit(model, split, item) if layout.pipeline > 1 else 0

@@ -12,6 +12,7 @@ from engine.models.clip_vision import ClipConfig, ClipVision
 from engine.models.presets import PRESETS, find
 from engine.parallel.memory import Model, model_of, per_rank
 from engine.parallel.split import Layout, Split, SplitError, layouts
+from engine.plan import Plan
 
 KV = KVGeometry(layers=2, heads=4, head_dim=8, tokens=12)
 MODEL = Model(parameters=1000, dim=32, ffn_dim=64, heads=4, kv=KV, frames_per_block=3)
@@ -44,6 +45,14 @@ def test_cache_and_activations_fall_with_ranks_and_weights_do_not(name: str) -> 
                 assert memory.weights == whole.weights
                 assert memory.beside == whole.beside
                 assert memory.total == memory.weights + memory.beside + memory.cache + memory.activations
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_ranks_together_hold_all_that_one_world_is_admitted_with(name: str) -> None:
+    plan = Plan.of(find(name))
+    model, frames = model_of(plan.preset), plan.held_frames(20.0)
+    ranks = per_rank(model, Layout(1, 2), plan.rule, torch.bfloat16, frames, plan.caches)
+    assert sum(memory.cache for memory in ranks) >= plan.world_bytes(20.0)
 
 
 def test_a_team_keeps_the_pages_of_its_own_branch_or_all_of_those_that_branches_share() -> None:

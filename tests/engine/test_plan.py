@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from engine import recipe
 from engine.commands import plan as command
 from engine.generator import Generator
+from engine.kvcache.policy import PolicyError
 from engine.kvcache.pool import PageFormat, PagePool
 from engine.models import KVGeometry
 from engine.models.presets import PRESETS, Preset
@@ -114,3 +115,26 @@ def test_what_cannot_be_planned_is_one_clear_line(
 ) -> None:
     assert run(*words) == 2
     assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_policy_that_staggered_blocks_cannot_have_is_refused_as_by_the_engine() -> None:
+    for kv in ("window=30 sink=6", "window=0", "topk=2 offload=host"):
+        with pytest.raises(PolicyError, match="staggered blocks"):
+            Plan.of(PRESETS["magi-1-4.5b"], kv)
+
+
+def test_staggered_blocks_in_host_memory_are_counted() -> None:
+    plan = Plan.of(PRESETS["magi-1-4.5b"], "offload=host")
+    kept = plan.rule.most_kept(plan.preset.frames_per_block)
+    assert kept is not None and plan.host_bytes(600) == kept * plan.page_bytes
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.75, 6.0, 60.0])
+@pytest.mark.parametrize("name", ["self-forcing-1.3b", "tiny-world"])
+def test_a_world_that_forgets_nothing_has_frames_for_every_picture(name: str, seconds: float) -> None:
+    preset = PRESETS[name]
+    plan, per_frame, blocks = Plan.of(preset, "full"), preset.pictures_per_frame, 1
+    first = per_frame if preset.first_pictures is None else preset.first_pictures
+    while first + (blocks * preset.frames_per_block - 1) * per_frame < seconds * preset.fps:
+        blocks += 1
+    assert plan.held_frames(seconds) == blocks * preset.frames_per_block
