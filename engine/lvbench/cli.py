@@ -28,6 +28,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from engine.commands.refusal import printable, refuse, say
 from engine.lvbench.dataset import DatasetBroken, Skipped, Split, build_manifest, read_dataset
 from engine.lvbench.judge import FRAMES_PER_PART, Method, Verdict, judge_video
 from engine.lvbench.measures import DIMENSIONS, MeasureSet, MeasuresUnavailable, measures_module
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             return _run_manifest(args, console)
         return _run_judging(args, console)
     except (NothingToJudge, DatasetBroken, MeasuresUnavailable, RecordingUnavailable, DriftUndefined) as error:
-        console.print(f"inferix eval: {error}", style="red", markup=False, highlight=False)
+        refuse(console, "eval", error)
         return 2
 
 
@@ -141,7 +142,7 @@ def to_json(outcome: Outcome) -> dict[str, object]:
 
 def _in_turn(sources: list[Source], method: Method, bar: Progress) -> Iterator[Verdict | Skipped]:
     for number, source in enumerate(sources, 1):
-        task = bar.add_task(f"{number}/{len(sources)} {source.name}", total=None)
+        task = bar.add_task(printable(f"{number}/{len(sources)} {source.name}"), total=None)
         yield _judge_or_skip(source, method, functools.partial(_show, bar, task))
 
 
@@ -217,8 +218,8 @@ def _run_manifest(args: argparse.Namespace, console: Console) -> int:
     captions, out = args.captions or folder / CAPTIONS_OF_A_FOLDER, args.out or folder / "manifest.jsonl"
     listed, skipped = build_manifest(folder, captions, out, FRAMES_PER_PART * args.parts)
     for left_out in skipped:
-        console.print(f"left out: {left_out.video}: {left_out.reason}", markup=False, highlight=False)
-    console.print(f"{out}: {listed} videos, {len(skipped)} left out", markup=False, highlight=False)
+        say(console, f"left out: {left_out.video}: {left_out.reason}")
+    say(console, f"{out}: {listed} videos, {len(skipped)} left out")
     if args.json:
         entries = [{"path": str(s.video), "reason": s.reason} for s in skipped]
         sys.stdout.write(json.dumps({"manifest": str(out), "videos": listed, "skipped": entries}) + "\n")
@@ -228,13 +229,13 @@ def _run_manifest(args: argparse.Namespace, console: Console) -> int:
 def _write_report(path: Path, outcome: Outcome) -> None:
     from engine.lvbench.report import render  # needs OpenCV, which comes with the extra
 
-    path.write_text(render(outcome.verdicts, outcome.skipped), encoding="utf-8")
+    path.write_text(printable(render(outcome.verdicts, outcome.skipped)), encoding="utf-8")
 
 
 def _check_writable(path: Path) -> None:
     """Find out before the judging whether its page can be written."""
-    there = path.exists()
     try:
+        there = path.exists()
         path.open("ab").close()
         if not there:
             path.unlink()
@@ -249,11 +250,13 @@ def _print_table(outcome: Outcome, method: Method, console: Console) -> None:
         table.add_column(name, justify="right")
     for verdict in outcome.verdicts:
         found = [verdict.drifts[name] for name in DIMENSIONS]
-        table.add_row(escape(verdict.facts.path), *(f"{100 * drift.mean:.1f} %" if drift else "–" for drift in found))
+        table.add_row(
+            escape(printable(verdict.facts.path)), *(f"{100 * drift.mean:.1f} %" if drift else "–" for drift in found)
+        )
     if outcome.verdicts:
         console.print(table)
     for skipped in outcome.skipped:
-        console.print(f"skipped: {skipped.reason}", markup=False, highlight=False)
+        say(console, f"skipped: {skipped.reason}")
 
 
 def _progress(console: Console) -> Progress:

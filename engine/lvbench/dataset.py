@@ -14,10 +14,12 @@ Knows nothing of judging.
 
 import csv
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -68,7 +70,7 @@ def read_dataset(root: Path, split: Split | None = None) -> Iterator[Item]:
     if not path.is_file():
         raise DatasetBroken(f"{root}: expected a {MANIFEST}, got none; `inferix eval manifest` builds one")
     published = _published_eval_names(root)
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -139,10 +141,10 @@ def _published_eval_names(root: Path) -> frozenset[str] | None:
     path = root / PUBLISHED_EVAL_LIST
     if not path.is_file():
         return None
-    return frozenset(Path(line.strip()).stem for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    return frozenset(Path(line.strip()).stem for line in _text(path, "names").splitlines() if line.strip())
 
 
-def _parse_item(where: str, line: str, root: Path, published: frozenset[str] | None) -> Item:
+def _parse_item(where: str, line: bytes, root: Path, published: frozenset[str] | None) -> Item:
     entry = _object(where, _json(where, line))
     name = _first(where, entry, "video", "path")
     if not isinstance(name, str):
@@ -172,37 +174,52 @@ def _parse_caption(where: str, index: int, entry: object) -> Caption:
     fields = _object(where, entry)
     start, end = _first(where, fields, "start_s", "start"), _first(where, fields, "end_s", "end")
     text = _first(where, fields, "text", "caption", "prompt")
+    if not isinstance(text, str):
+        raise DatasetBroken(f"{where}: expected a text, got {text!r}")
     try:
-        caption = Caption(float(str(start)), float(str(end)), str(text))
+        caption = Caption(float(str(start)), float(str(end)), text)
     except ValueError as error:
         raise DatasetBroken(f"{where}: expected start and end in seconds, got {start!r} and {end!r}") from error
-    if not 0.0 <= caption.start_s < caption.end_s:
-        raise DatasetBroken(f"{where}: expected 0 <= start < end, got {caption.start_s} and {caption.end_s}")
+    if not 0.0 <= caption.start_s < caption.end_s < inf:
+        raise DatasetBroken(
+            f"{where}: expected 0 <= start < end, both finite, got {caption.start_s} and {caption.end_s}"
+        )
     return caption
 
 
 def _read_captions(path: Path) -> dict[str, tuple[Caption, ...]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DatasetBroken(f"{path}: expected a captions file in UTF-8, got: {error}") from error
+    text = _text(path, "captions")
     if path.suffix.lower() == ".json":
         videos = _object(str(path), _json(str(path), text))
         return {name: _parse_captions(f"{path}: {name}", entries) for name, entries in videos.items()}
-    rows = csv.DictReader(text.splitlines())
-    expected = {"video", "start_s", "end_s", "text"}
-    if not expected <= set(rows.fieldnames or ()):
-        raise DatasetBroken(f"{path}: expected the columns video, start_s, end_s, text, got {rows.fieldnames}")
     found: dict[str, list[object]] = {}
-    for row in rows:
+    for row in _rows(path, text):
         found.setdefault(row["video"], []).append(row)
     return {name: _parse_captions(f"{path}: {name}", entries) for name, entries in found.items()}
 
 
-def _json(where: str, text: str) -> object:
+def _rows(path: Path, text: str) -> Iterator[dict[str, str]]:
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    expected = {"video", "start_s", "end_s", "text"}
+    try:
+        if not expected <= set(rows.fieldnames or ()):
+            raise DatasetBroken(f"{path}: expected the columns video, start_s, end_s, text, got {rows.fieldnames}")
+        yield from rows
+    except csv.Error as error:
+        raise DatasetBroken(f"{path}: expected CSV, got after line {rows.line_num}: {error}") from error
+
+
+def _text(path: Path, what: str) -> str:
+    try:
+        return path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatasetBroken(f"{path}: expected {what} in UTF-8, got: {error}") from error
+
+
+def _json(where: str, text: str | bytes) -> object:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise DatasetBroken(f"{where}: expected JSON, got: {error}") from error
 
 

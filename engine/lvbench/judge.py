@@ -16,6 +16,7 @@ from engine.lvbench.video import VideoFacts, VideoFrame, VideoUnusable, probe, r
 
 SAMPLES_PER_PART = 16
 FRAMES_PER_PART = 3  # motion is judged on triples
+MOST_PARTS = 1000
 
 Progress = Callable[[int, int], None]  # frames done, frames in all
 
@@ -30,6 +31,8 @@ class Method:
     weights_dir: Path | None = None
 
     def __post_init__(self) -> None:
+        if self.parts > MOST_PARTS:
+            raise DriftUndefined(f"parts: expected at most {MOST_PARTS}, got {self.parts}")
         part_weights(self.parts, self.weights)  # refuses what the formula does not allow
 
 

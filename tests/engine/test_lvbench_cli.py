@@ -1,5 +1,6 @@
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -65,6 +66,14 @@ def test_a_name_that_looks_like_markup_is_a_name(run: Any, video: Path, tmp_path
     assert (status, said["videos"][0]["path"]) == (0, str(path))
 
 
+def test_a_name_that_is_no_text_is_judged_told_and_reported(run: Any, video: Path, tmp_path: Path) -> None:
+    name, report = tmp_path / os.fsdecode(b"\xff.mp4"), tmp_path / "out.html"
+    name.write_bytes(video.read_bytes())
+    status, said, told = run(name, tmp_path / os.fsdecode(b"\xfe.mp4"), "--parts", 3, "--json", "--report", report)
+    assert status == 1 and len(said["videos"]) == len(said["skipped"]) == 1 and "?.mp4" in told
+    assert "?.mp4" in report.read_text(encoding="utf-8")
+
+
 def test_jobs_change_nothing_but_the_time(run: Any, video: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.mp4"
     broken.write_bytes(b"-")
@@ -99,6 +108,7 @@ def test_two_methods_never_share_a_page(video: Path) -> None:
         (["--model", "toy"], "expected either --prompts or --dataset, got both or none"),
         (["--model", "toy", "--prompts", "/nowhere"], "expected a file of prompts"),
         (["--session", "x", "--token-file", "/nowhere"], "--token-file: expected a file with a token"),
+        (["x.mp4", "--parts", "100000000000"], "parts: expected at most 1000, got 100000000000"),
     ],
 )
 def test_wrong_arguments_are_told_in_a_line(run: Any, words: list[str], reason: str) -> None:

@@ -86,6 +86,40 @@ def test_captions_become_prompts_over_time() -> None:
         prompt_times(Item(Path("v.mp4"), "eval", ()), 6.0)
 
 
+HEAD = "video,start_s,end_s,text\n"
+
+
+@pytest.mark.parametrize(
+    ("captions", "reason"),
+    [
+        (HEAD + "a.mp4,0,2.5", "a.mp4: caption 0: expected a text, got None"),
+        (HEAD + "a.mp4,0,inf,hello", "expected 0 <= start < end, both finite, got 0.0 and inf"),
+        (HEAD + "a.mp4,0,2," + "x" * 200_000, "expected CSV, got after line 1: field larger"),
+        ("video,text\n", r"expected the columns video, start_s, end_s, text, got \['video', 'text'\]"),
+    ],
+)
+def test_captions_that_cannot_be_are_named(tmp_path: Path, captions: str, reason: str) -> None:
+    (tmp_path / "captions.csv").write_text(captions, encoding="utf-8")
+    with pytest.raises(DatasetBroken, match=reason):
+        build_manifest(tmp_path, tmp_path / "captions.csv", tmp_path / "manifest.jsonl", 12)
+
+
+def test_a_caption_of_two_lines_stays_one_of_two_lines(tmp_path: Path) -> None:
+    write_video(tmp_path / "a.mp4", noise(12, 32, 32))
+    (tmp_path / "captions.csv").write_text(HEAD + 'a.mp4,0,2,"a boat\nleaves"\n', encoding="utf-8")
+    build_manifest(tmp_path, tmp_path / "captions.csv", tmp_path / "manifest.jsonl", 12)
+    [item] = read_dataset(tmp_path)
+    assert [caption.text for caption in item.captions] == ["a boat\nleaves"]
+
+
+@pytest.mark.parametrize(("name", "reason"), [("manifest.jsonl", "jsonl:1: expected JSON"), ("eval.txt", "in UTF-8")])
+def test_files_that_are_no_text_are_named(tmp_path: Path, name: str, reason: str) -> None:
+    write_manifest(tmp_path, {"video": "a.mp4", "captions": []})
+    (tmp_path / name).write_bytes(b"\xff\n")
+    with pytest.raises(DatasetBroken, match=reason):
+        list(read_dataset(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
