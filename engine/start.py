@@ -63,16 +63,16 @@ def begin(generator: Generator, world: World) -> list[Block]:
 
 def read_pictures(path: Path, geometry: Geometry) -> Tensor:
     """The pictures of a file at the model's size and rate: (N, H, W, 3) uint8, at least one. Raises StartError."""
-    if not path.is_file():
-        raise StartError(f"start_picture: expected a file, got {str(path)!r}")
     most = max(1, int(MAX_START_S * geometry.fps))
     found: list[NDArray[np.uint8]] = []
     try:
+        if not path.is_file():
+            raise StartError(f"start_picture: expected a file, got {str(path)!r}")
         for picture in _sampled(path, geometry):
             found.append(picture)
             if len(found) == most:
                 break
-    except FFmpegError as error:
+    except (FFmpegError, OSError) as error:
         raise StartError(f"start_picture: {path} cannot be read as a picture or clip: {error.strerror}") from error
     if not found:
         raise StartError(f"start_picture: expected a picture or a video, {path} has no pictures")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ class Command:
     run: str
 
 
+BAD_INPUT = 2
+
 COMMANDS: dict[str, Command] = {
     "serve": Command("run the live server", "server.settings:add_arguments", "server.serve:run"),
     "generate": Command(
@@ -38,6 +41,7 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run a command; its exit code. A file that cannot be opened, made or written is said in a line, with code 2."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="inferix", description="Live worlds, block by block.")
     parser.add_argument("--version", action="version", version=__version__)
@@ -47,7 +51,14 @@ def main(argv: list[str] | None = None) -> int:
         if name in argv[:1]:  # only the one that is called is imported
             _load(command.arguments)(sub)
     args = parser.parse_args(argv)
-    code: int = _load(COMMANDS[args.command].run)(args)
+    try:
+        code: int = _load(COMMANDS[args.command].run)(args)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        said = f"inferix {args.command}: {os.fsdecode(error.filename)}: {error.strerror}\n"
+        sys.stderr.write(said.encode(errors="replace").decode())
+        return BAD_INPUT
     return code
 
 

@@ -162,7 +162,7 @@ def request_of(args: argparse.Namespace) -> Request:
 
 
 _AT = re.compile(
-    r"\s*(?P<at>[0-9.]+)\s*s?(?:\s+(?P<mode>cut|recache|blend)(?:\s+(?P<over>\d+))?)?\s*:\s*(?P<rest>.*)", re.S
+    r"\s*(?P<at>[0-9.]+)\s*s?(?:\s+(?P<mode>cut|recache|blend)(?:\s+(?P<over>\d{1,6}))?)?\s*:\s*(?P<rest>.*)", re.S
 )
 
 
@@ -365,8 +365,8 @@ def _check_files(args: argparse.Namespace) -> None:
 
 def _open_for_writing(name: str, path: Path) -> None:
     """Find out now whether a file can be written that is only written at the end."""
-    there = path.exists()
     try:
+        there = path.exists()
         path.open("ab").close()
         if not there:
             path.unlink()

@@ -65,6 +65,8 @@ def test_a_gif_plays_too(tmp_path: Path) -> None:
         (["--prompt", "a", "--at", "1.2.3s: b"], "expected seconds"),
         (["--prompt", "a", "--at", "3s: b", "--at", "2s: c"], "rising times"),
         (["--prompt", "a", "--at", "99s: b"], "before the end"),
+        (["--prompt", "a", "--at", f"0.2s blend {'9' * 5000}: b"], "expected 'SECONDS: TEXT'"),
+        (["--prompt", "a", "--sheet", "s" * 300 + ".png"], "sheet: cannot write"),
         (["--prompt", "a", "--hold", "0s: jump"], "got 'jump'"),
         (["--prompt", "a", "--kv", "window=2 sink=1"], "at least 3"),
         (["--prompt", "a", "-o", "/nowhere/w.mp4"], "cannot write /nowhere/w.mp4"),

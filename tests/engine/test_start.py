@@ -19,6 +19,8 @@ from engine.rollout import Request, Rollout
 from engine.start import StartError, begin, filled, read_pictures
 from engine.world import World
 from tests.small_wan import small_model, small_preset, small_world
+from tests.toy_preset import PRESET as TOY
+from tests.toy_preset import LivingToy
 
 PRESET = small_preset("window=6 sink=1", 2)
 GEOMETRY = small_model(PRESET).geometry  # 32 x 32 at 16 fps; the first block has 5 pictures, each later one 8
@@ -106,7 +108,7 @@ def test_what_is_no_picture_is_refused_by_name(tmp_path: Path, monkeypatch: pyte
     playlist = f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{secret}\n#EXT-X-ENDLIST\n"
     (tmp_path / "list.m3u8").write_text(playlist)
     (tmp_path / "list.mp4").write_text(f"ffconcat version 1.0\nfile {secret}\n")
-    for name in ("nothing.png", "text.png", "cut.png", "list.m3u8", "list.mp4"):
+    for name in ("nothing.png", "n" * 300 + ".png", "text.png", "cut.png", "list.m3u8", "list.mp4"):
         with pytest.raises(StartError, match="start_picture: "):
             begin(generator, starting(world, tmp_path / name))
     monkeypatch.setattr(start, "MAX_PIXELS", 1000)
@@ -141,3 +143,11 @@ def test_a_roll_out_shows_its_start_first(tmp_path: Path) -> None:
     assert [part.block.index for part in parts] == list(range(len(parts)))
     assert sum(len(part.pictures) for part in parts) == 32
     assert rollout.world.block == len(parts)
+
+
+@pytest.mark.parametrize("kv", ["full", "window=24"])
+def test_a_start_longer_than_the_video_has_room_all_the_same(tmp_path: Path, kv: str) -> None:
+    write_clip(tmp_path / "a.mp4", 25, 8)
+    request = Request("toy", (PromptChange(0, "a"),), 0.5, kv=kv, start=tmp_path / "a.mp4")
+    with Rollout(request, LivingToy(), TOY) as rollout:
+        assert sum(len(part.pictures) for part in rollout) == rollout.total_pictures
