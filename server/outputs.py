@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from server.broadcast import Broadcast
@@ -20,6 +20,7 @@ from server.targets import AllowRule, TargetDenied, TargetError, parse_target
 log = logging.getLogger(__name__)
 
 Output = RtmpPush | Recorder
+AnyOutput = RtmpRequest | RecordingRequest
 
 
 class Outputs:
@@ -62,26 +63,23 @@ class Outputs:
                 return output
         return None
 
-    async def check(self, request: RtmpRequest | RecordingRequest) -> None:
-        """Raise Problem when this output could never work; nothing has been started."""
-        if isinstance(request, RecordingRequest):
-            if self._settings.record_dir is None:
-                raise Problem(503, "recording-off", "this server was started without a folder for recordings")
-            return
-        try:
-            await self._rule.addresses(parse_target(request.url, request.key))
-        except TargetDenied as error:
-            raise Problem(403, "target-not-allowed", str(error)) from error
-        except TargetError as error:
-            raise Problem(422, "bad-target", str(error)) from error
-        except (OSError, TimeoutError) as error:
-            log.info("an output's host is not known yet: %s", error)  # it may be by the time it matters
+    async def check(self, requests: Sequence[AnyOutput]) -> None:
+        """Raise Problem when these outputs could not all be started now; nothing has been."""
+        self._require_room(requests)
+        for request in requests:
+            if isinstance(request, RecordingRequest):
+                self._folder()
+            else:
+                await self._require_target(request)
 
-    async def add(self, request: RtmpRequest | RecordingRequest) -> Output:
+    async def add(self, request: AnyOutput) -> Output:
         """A new output, already at work; raises Problem."""
-        await self.check(request)
-        if sum(output.active for output in self._outputs.values()) >= self._settings.limits.outputs:
-            raise Problem(409, "wrong-state", f"a session has at most {self._settings.limits.outputs} outputs")
+        await self.check([request])
+        return self.start(request)
+
+    def start(self, request: AnyOutput) -> Output:
+        """An output that was checked, put to work; raises Problem when there is no room for it any more."""
+        self._require_room([request])
         output = self._recorder() if isinstance(request, RecordingRequest) else self._push(request)
         self._forget_oldest()
         self._outputs[output.id] = output
@@ -113,20 +111,44 @@ class Outputs:
         finally:
             self._tasks.pop(output.id, None)
 
-    def _recorder(self) -> Recorder:
+    def _require_room(self, requests: Sequence[AnyOutput]) -> None:
+        active = [output for output in self._outputs.values() if output.active]
+        if len(active) + len(requests) > self._settings.limits.outputs:
+            raise Problem(409, "wrong-state", f"a session has at most {self._settings.limits.outputs} outputs")
+        recordings = sum(isinstance(request, RecordingRequest) for request in requests)
+        running = [output.id for output in active if isinstance(output, Recorder)]
+        if recordings and running:
+            raise Problem(409, "recording-already", f"recording {running[0]} is still running")
+        if recordings > 1:
+            raise Problem(409, "recording-already", f"a session has one recording at a time, got {recordings}")
+
+    async def _require_target(self, request: RtmpRequest) -> None:
+        try:
+            await self._rule.addresses(parse_target(request.url, request.key))
+        except TargetDenied as error:
+            raise Problem(403, "target-not-allowed", str(error)) from error
+        except TargetError as error:
+            raise Problem(422, "bad-target", str(error)) from error
+        except (OSError, TimeoutError) as error:
+            log.info("an output's host is not known yet: %s", error)  # it may be by the time it matters
+
+    def _folder(self) -> Path:
+        """Where recordings go, made if need be; raises Problem where there is no such place."""
         folder = self._settings.record_dir
-        assert folder is not None, "checked before"
-        running = self.recording()
-        if running is not None and running.active:
-            raise Problem(409, "recording-already", f"recording {running.id} is still running")
-        id = self._next_id()
+        if folder is None:
+            raise Problem(503, "recording-off", "this server was started without a folder for recordings")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise Problem(
                 503, "recording-off", f"the folder for recordings cannot be used: {error.strerror}"
             ) from error
-        return Recorder(id, folder / f"{self._session_id}-{id}{SUFFIX}", self._broadcast, self._open, self._changed)
+        return folder
+
+    def _recorder(self) -> Recorder:
+        id = self._next_id()
+        path = self._folder() / f"{self._session_id}-{id}{SUFFIX}"
+        return Recorder(id, path, self._broadcast, self._open, self._changed)
 
     def _open(self, path: Path) -> RecordingFile:
         picture = self.picture

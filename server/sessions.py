@@ -36,9 +36,10 @@ from server.auth import Identity
 from server.gauges import measure
 from server.link import EngineDown, EngineLink, EngineUnavailable
 from server.metrics import Metrics
+from server.outputs import AnyOutput
 from server.problems import Problem, engine_not_ready, session_not_found
 from server.profiles import Profiles
-from server.schemas import LimitsView, RecordingRequest, RtmpRequest
+from server.schemas import LimitsView
 from server.session import Session
 from server.settings import Settings
 from server.upkeep import keep_up
@@ -49,7 +50,6 @@ log = logging.getLogger(__name__)
 KEPT_OVER = 200
 KEPT_OVER_S = 3600.0
 TICK_S = 1.0
-AnyOutput = RtmpRequest | RecordingRequest
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -93,8 +93,7 @@ class Sessions:
             metrics=self._metrics,
             send=self._link.send,
         )
-        for output in outputs:
-            await session.outputs.check(output)
+        await session.outputs.check(outputs)
         self._sessions[session.id] = session
         try:
             if queue and len(self._waiting):
@@ -109,8 +108,7 @@ class Sessions:
         except asyncio.CancelledError:  # the caller went away while we waited
             self.stop(session, "nobody waited for it")
             raise
-        for output in outputs:
-            await session.outputs.add(output)
+        self._start_outputs(session, outputs)
         return session
 
     def stop(self, session: Session, reason: str) -> None:
@@ -268,6 +266,15 @@ class Sessions:
         del self._sessions[session.id]
         session.change("failed", problem.detail)
         await session.close()
+
+    def _start_outputs(self, session: Session, outputs: Sequence[AnyOutput]) -> None:
+        """All of them, or the session ends: who is told that nothing was made leaves nothing running."""
+        try:
+            for output in outputs:
+                session.outputs.start(output)
+        except Exception as error:
+            self.stop(session, f"an output could not be started: {error}")
+            raise
 
     # ---------------------------------------------------------------------------------------------- time
 

@@ -60,6 +60,20 @@ async def test_one_recording_at_a_time_and_none_where_they_are_off(server: Live,
         assert not list(off.core.sessions)
 
 
+async def test_a_session_that_could_not_record_as_asked_is_not_begun(settings: Settings) -> None:
+    assert settings.record_dir is not None
+    settings.record_dir.write_text("a file where the folder should be")
+    async with live(settings) as server:
+        unusable = await server.http.post("/v1/sessions", json={"record": True})
+        assert (unusable.status_code, unusable.json()["code"]) == (503, "recording-off")
+        twice = await server.http.post("/v1/sessions", json={"record": True, "outputs": [{"kind": "recording"}]})
+        assert (twice.status_code, twice.json()["code"]) == (409, "recording-already")
+        push = {"kind": "rtmp", "url": "rtmp://127.0.0.1:1/live/key"}
+        too_many = await server.http.post("/v1/sessions", json={"record": True, "outputs": [push] * 8})
+        assert (too_many.status_code, too_many.json()["code"]) == (409, "wrong-state")
+        assert not list(server.core.sessions)
+
+
 async def test_limits_end_a_recording_and_nothing_else(settings: Settings) -> None:
     limits = Limits(record_s=1.0)
     async with live(dataclasses.replace(settings, limits=limits)) as server:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from server.outputs import Outputs
 from server.settings import Limits, Settings
 from tests.server.harness import Live, event, live, until
 from tests.server.watcher import watching
@@ -98,6 +99,19 @@ async def test_a_queued_session_can_be_given_up(settings: Settings) -> None:
         assert (await server.http.delete(f"/v1/sessions/{second['id']}")).json()["state"] == "ended"
         third = await server.create(queue=True)
         assert third["queue_position"] == 1
+
+
+async def test_a_session_whose_outputs_cannot_be_started_ends(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(outputs: Outputs, request: object) -> None:
+        raise OSError("no certificates")
+
+    monkeypatch.setattr(Outputs, "start", broken)
+    known = set(server.core.sessions)
+    refused = await server.http.post("/v1/sessions", json={"record": True})
+    assert refused.status_code == 500
+    [session] = set(server.core.sessions) - known
+    await until(lambda: session.state == "ended")
+    assert session.reason == "an output could not be started: no certificates"
 
 
 async def test_pause_and_resume(server: Live) -> None:
