@@ -113,18 +113,26 @@ class Session:
         return self._steer(self.line.steering.prompt(self.world, id, change, seen_ms, self._loop.time()), id)
 
     def steer_action(self, id: str | None, connection: str, state: ActionState, seen_ms: int | None) -> str:
-        """One connection's keys are now these; raises Problem."""
-        _require_known(state, self._require_steerable())
-        seen_ms = self.line.world_ms(seen_ms)
-        steer = self.line.steering.action(self.world, id, connection, state, seen_ms, self._loop.time())
-        return self._steer(steer, id)
+        """One connection's keys are now these; raises Problem: then it holds no more than before."""
+        steering = self.line.steering
+        try:
+            _require_known(state, self._require_steerable())
+            seen_ms = self.line.world_ms(seen_ms)
+            steer = steering.action(self.world, id, connection, state, seen_ms, self._loop.time())
+            accepted = self._steer(steer, id)
+        except Problem as problem:
+            if problem.code == "engine-not-ready":  # the next engine is to hear of no key that was let go meanwhile
+                steering.let_go(connection, state)
+            raise
+        steering.hold(connection, state)
+        return accepted
 
     def release(self, connection: str) -> None:
         """The connection is gone: its keys are up."""
         steering = self.line.steering
         if steering.holds(connection):
-            steer = steering.action(self.world, None, connection, ActionState(), None, self._loop.time())
-            self.try_send(steer)
+            self.try_send(steering.action(self.world, None, connection, ActionState(), None, self._loop.time()))
+            steering.hold(connection, ActionState())
 
     def renew_actions(self) -> None:
         """Called every second: keys stay down as long as their connection lives."""
@@ -275,6 +283,7 @@ class Session:
         except Problem:
             self.line.steering.forget(steer)
             raise
+        self.line.steering.sent(steer)
         return id or steer.id
 
     def _settle(self, problem: Problem | None = None) -> None:

@@ -1,7 +1,7 @@
 """One session's signals: prompts in order, held keys by connection, and what the engine said to each.
 
 Turns what people send into `Steer` commands and the engine's answers into events and journal entries. Plain state, no
-I/O: the session sends the commands.
+I/O: the session sends the commands, and says what became of that (`sent`, `forget`, `hold`, `let_go`).
 """
 
 from __future__ import annotations
@@ -95,24 +95,17 @@ class Steering:
         if len(waiting) >= WAITING_PROMPTS:
             raise Problem(429, "too-many-prompts", f"{len(waiting)} prompts wait for their block", retry_after_s=1)
         entry = self._wait_for(id, now_s, prompt=change)
-        self._prompts.pop(entry.id, None)
-        self._prompts[entry.id] = Prompt(entry.id, change, "waiting")
-        while len(self._prompts) > PROMPTS_KEPT:
-            self._prompts.popitem(last=False)
         return Steer(self._engine_id(entry), world, prompt=change, seen_ms=seen_ms)
 
     def action(
         self, world: str, id: str | None, connection: str, state: ActionState, seen_ms: int | None, now_s: float
     ) -> Steer:
-        """One connection's keys are now these; what goes out is what everybody holds together."""
+        """One connection's keys are to be these; what goes out is what everybody holds together."""
         held = self.held_with(connection, state)
         if id is None and connection in self._held and held == self.held():
             return self.renewal(world, now_s)
         entry = self._wait_for(id, now_s, action=held)
         self._renewed_s = now_s
-        self._held.pop(connection, None)
-        if state.keys or state.values:
-            self._held[connection] = state
         actions = [key for key, entry in self._waiting.items() if entry.action is not None]
         for key in actions[:-WAITING_ACTIONS]:  # newest wins: nobody will hear of the oldest
             del self._waiting[key]
@@ -136,11 +129,32 @@ class Steering:
         values = {name: value for one in states for name, value in one.values.items()}
         return ActionState(tuple(keys), values)
 
+    def sent(self, steer: Steer) -> None:
+        """The command is on its way: a prompt is one of the session's from now on."""
+        entry = self._waiting.get(steer.id)
+        if entry is None or entry.prompt is None:
+            return
+        self._prompts.pop(entry.id, None)
+        self._prompts[entry.id] = Prompt(entry.id, entry.prompt, "waiting")
+        while len(self._prompts) > PROMPTS_KEPT:
+            self._prompts.popitem(last=False)
+
     def forget(self, steer: Steer) -> None:
         """The command could not be sent after all."""
-        entry = self._waiting.pop(steer.id, None)
-        if entry is not None and entry.prompt is not None:
-            self._prompts.pop(entry.id, None)
+        self._waiting.pop(steer.id, None)
+
+    def hold(self, connection: str, state: ActionState) -> None:
+        """The connection's keys are these."""
+        self._held.pop(connection, None)
+        if state.keys or state.values:
+            self._held[connection] = state
+
+    def let_go(self, connection: str, wanted: ActionState) -> None:
+        """The engine cannot be told: what is wanted no more is up all the same, and nothing more is pressed."""
+        before = self._held.get(connection, ActionState())
+        keys = tuple(key for key in before.keys if key in wanted.keys)
+        values = {name: value for name, value in before.values.items() if name in wanted.values}
+        self.hold(connection, ActionState(keys, values))
 
     # ---------------------------------------------------------------------------------------------- from the engine
 

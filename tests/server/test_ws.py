@@ -12,6 +12,7 @@ import websockets
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.link import EngineUnavailable
 from server.messages import MAX_MESSAGE_BYTES, ActionDown, MessageError, PromptDown, parse
 from server.settings import Settings
 from tests.server.harness import Live, event, live, until
@@ -111,6 +112,60 @@ async def test_keys_pressed_over_http_are_released_by_time(server: Live) -> None
         assert answer.status_code == 202
         assert (await event(socket, "signal.applied", signal="action"))["understood"] == ["left"]
         assert (await event(socket, "signal.applied", signal="action"))["understood"] == []
+
+
+async def test_a_key_held_by_two_is_up_when_both_are_gone(server: Live) -> None:
+    id = await server.world()
+    steering = server.session(id).line.steering
+    async with server.ws(id) as one:
+        async with server.ws(id) as two:
+            for socket, name in ((one, "a1"), (two, "a2")):
+                await say(socket, type="action", id=name, keys=["left"])
+                await event(socket, "ack", id=name)
+        await until(lambda: len(steering._held) == 1)
+        await say(one, type="action", id="a3", keys=[])
+        await event(one, "ack", id="a3")
+        assert steering.held().keys == ()
+
+
+def away(command: object) -> None:
+    raise EngineUnavailable("the engine is down")
+
+
+async def test_a_key_that_could_not_be_pressed_is_not_held(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = server.session(await server.world())
+    monkeypatch.setattr(session, "_send", away)
+    answer = await server.http.post(f"/v1/sessions/{session.id}/action", json={"keys": ["left"], "hold_ms": 100})
+    assert (answer.status_code, answer.json()["code"]) == (503, "engine-not-ready")
+    assert session.line.steering.held().keys == ()
+
+
+@pytest.mark.parametrize("change", [{"_send": away}, {"opened": None}])
+async def test_a_key_let_go_while_the_engine_is_away_stays_up(
+    server: Live, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    session = server.session(await server.world())
+    async with server.ws(session.id) as socket:
+        await say(socket, type="action", id="a1", keys=["left", "right"])
+        await event(socket, "signal.applied", id="a1")
+        for name, value in change.items():
+            monkeypatch.setattr(session, name, value)
+        await say(socket, type="action", id="a2", keys=["right"])
+        assert (await event(socket, "error", id="a2"))["code"] == "engine-not-ready"
+        assert session.line.steering.held().keys == ("right",)
+
+
+async def test_a_prompt_that_could_not_be_sent_again_is_still_the_one_in_force(
+    server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = server.session(await server.world())
+    async with server.ws(session.id) as socket:
+        await say(socket, type="prompt", id="p1", text="rain")
+        await event(socket, "signal.applied", id="p1")
+        monkeypatch.setattr(session, "_send", away)
+        await say(socket, type="prompt", id="p1", text="rain")
+        assert (await event(socket, "error", id="p1"))["code"] == "engine-not-ready"
+    assert (await server.show(session.id))["prompt"] == "rain"
 
 
 async def test_prompts_apply_in_order_and_of_actions_the_newest_wins(server: Live) -> None:
