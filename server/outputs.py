@@ -10,7 +10,7 @@ from pathlib import Path
 
 from server.broadcast import Broadcast
 from server.metrics import Metrics
-from server.problems import Problem
+from server.problems import Problem, session_over
 from server.recorder import SUFFIX, Recorder, RecordingFile
 from server.rtmp import Picture, RtmpPush
 from server.schemas import OutputView, RecordingRequest, RtmpRequest
@@ -42,6 +42,7 @@ class Outputs:
         self._outputs: dict[str, Output] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._count = 0
+        self._over = False
         self.picture = Picture()
 
     @property
@@ -78,7 +79,9 @@ class Outputs:
         return self.start(request)
 
     def start(self, request: AnyOutput) -> Output:
-        """An output that was checked, put to work; raises Problem when there is no room for it any more."""
+        """An output that was checked, put to work; raises Problem when that has become impossible since."""
+        if self._over:
+            raise session_over(self._session_id, "over", "")
         self._require_room([request])
         output = self._recorder() if isinstance(request, RecordingRequest) else self._push(request)
         self._forget_oldest()
@@ -96,6 +99,8 @@ class Outputs:
         return output
 
     def end(self) -> None:
+        """Those at work stop, and no more are taken."""
+        self._over = True
         for output in self._outputs.values():
             output.stop()
 

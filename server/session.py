@@ -8,6 +8,7 @@ queued ──► starting ──► running ◄──► paused ──► stoppi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -158,10 +159,11 @@ class Session:
         self.watched_s = self._loop.time()
 
     def somebody_came(self) -> None:
-        """A viewer or an output: an unwatched pause is over at once."""
+        """A viewer or an output: an unwatched pause is over, at once or as soon as the engine can be told."""
         self.watched_s = self._loop.time()
         if self.pause_reason == NOBODY:
-            self.resume()
+            with contextlib.suppress(Problem):
+                self.resume()
 
     def send(self, command: Command) -> None:
         """A command about this world; raises Problem 503 when the engine cannot take it."""
@@ -189,6 +191,8 @@ class Session:
         self._settle()
         self.encodings.use(self.world)
         self.renew_actions()
+        if self.watched:
+            self.somebody_came()
         if self.pause_reason:
             self.try_send(Pause(self.world))
 

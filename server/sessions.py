@@ -94,6 +94,7 @@ class Sessions:
             send=self._link.send,
         )
         await session.outputs.check(outputs)
+        self._require_room(owner)  # others may have come while names were looked up
         self._sessions[session.id] = session
         try:
             if queue and len(self._waiting):

@@ -15,7 +15,7 @@ def keep_up(session: Session, now_s: float, pause_after_s: float) -> None:
     session.renew_actions()
     session.encodings.spare()
     if session.watched:
-        session.watched_s = now_s
+        session.somebody_came()
     limits, alone_s = session.limits, now_s - session.watched_s
     if session.state == "stopping":
         if now_s - session.changed_s > STOPPING_S:

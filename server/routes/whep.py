@@ -27,8 +27,8 @@ async def offer(id: str, request: Request, core: CoreDep, caller: Caller) -> Res
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != SDP:
         raise Problem(415, "wrong-media-type", f"expected Content-Type {SDP}, got {kind[:80]!r}")
-    session.require_alive()
     text = (await request.body()).decode(errors="replace")
+    session.require_alive()
     peer, answer = await session.viewers.join(text)
     session.somebody_came()
     headers = {"Location": f"/v1/sessions/{id}/whep/{peer.id}"}

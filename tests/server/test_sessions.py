@@ -3,13 +3,34 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
+import signal
 
 import pytest
 
+from server.link import EngineUnavailable
 from server.outputs import Outputs
+from server.session import NOBODY
 from server.settings import Limits, Settings
+from server.targets import AllowRule, Target
 from tests.server.harness import Live, event, live, until
 from tests.server.watcher import watching
+
+PUSH = {"kind": "rtmp", "url": "rtmp://127.0.0.1:1/live", "key": "k"}
+
+
+class Lookups:
+    """Host names are looked up for as long as the test likes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = 0
+        self.done = asyncio.Event()
+        monkeypatch.setattr(AllowRule, "addresses", lambda rule, target: self._addresses(target))
+
+    async def _addresses(self, target: Target) -> list[str]:
+        self.asked += 1
+        await self.done.wait()
+        return [target.host]
 
 
 async def test_a_session_runs_is_steered_and_ends(server: Live) -> None:
@@ -213,6 +234,54 @@ async def test_the_server_limits_sessions(settings: Settings) -> None:
         await server.create()
         answer = await server.http.post("/v1/sessions", json={})
         assert (answer.status_code, answer.json()["code"]) == (503, "capacity")
+
+
+async def test_sessions_asked_for_at_once_are_limited_too(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server.core.sessions, "_limits", Limits(sessions=1))
+    lookups = Lookups(monkeypatch)
+    asked = [asyncio.create_task(server.http.post("/v1/sessions", json={"outputs": [PUSH]})) for _ in range(3)]
+    await until(lambda: lookups.asked == 3)
+    lookups.done.set()
+    answers = await asyncio.gather(*asked)
+    assert sorted(answer.status_code for answer in answers) == [201, 503, 503]
+    assert len(server.core.sessions.living()) == 1
+
+
+async def test_a_session_that_ends_while_an_output_is_looked_up_takes_it_no_more(
+    server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = server.session(await server.world())
+    lookups = Lookups(monkeypatch)
+    asked = asyncio.create_task(server.http.post(f"/v1/sessions/{session.id}/outputs", json=PUSH))
+    await until(lambda: lookups.asked == 1)
+    await server.http.delete(f"/v1/sessions/{session.id}")
+    await until(lambda: session.over)
+    lookups.done.set()
+    answer = await asked
+    assert (answer.status_code, answer.json()["code"]) == (409, "session-over")
+    assert not session.outputs.views()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_who_comes_while_the_engine_cannot_be_told_is_let_in_and_ends_the_pause(
+    server: Live, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    def away(command: object) -> None:
+        raise EngineUnavailable("the engine does not keep up")
+
+    session = server.session(await server.world())
+    session.pause(NOBODY)
+    await until(lambda: session.state == "paused")
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "_send", away)
+        answer = await server.http.post(f"/v1/sessions/{session.id}/outputs", json=PUSH)
+        assert answer.status_code == 201, answer.text
+        async with watching(server.http, session.id):
+            assert len(session.viewers) == 1
+        if is_killed:
+            assert server.core.link.pid is not None
+            os.kill(server.core.link.pid, signal.SIGKILL)
+    await until(lambda: session.state == "running", 60)
 
 
 async def test_the_profile_comes_from_the_engine(server: Live) -> None:
