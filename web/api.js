@@ -46,36 +46,37 @@ export class Api {
     return this.json("GET", path);
   }
 
-  post(path, body, headers = {}) {
-    return this.json("POST", path, body, headers);
+  post(path, body, headers = {}, deadlineMs = this.deadlineMs) {
+    return this.json("POST", path, body, headers, deadlineMs);
   }
 
   delete(path) {
     return this.json("DELETE", path);
   }
 
-  async json(method, path, body, headers = {}) {
+  async json(method, path, body, headers = {}, deadlineMs = this.deadlineMs) {
     const typed = body === undefined ? headers : { "Content-Type": "application/json", ...headers };
-    const response = await this.send(method, path, body === undefined ? undefined : JSON.stringify(body), typed);
+    const text = body === undefined ? undefined : JSON.stringify(body);
+    const response = await this.send(method, path, text, typed, deadlineMs);
     return response.status === 204 ? null : response.json();
   }
 
   /** Answers the response when it is good; throws a Fault when it is not, or when none came. */
-  async send(method, path, body, headers = {}) {
+  async send(method, path, body, headers = {}, deadlineMs = this.deadlineMs) {
     let response;
     try {
       response = await fetch(path, {
         method,
         body,
         headers: { ...this.credentials.headers(), ...headers },
-        signal: AbortSignal.timeout(this.deadlineMs),
+        signal: AbortSignal.timeout(deadlineMs),
         cache: "no-store",
       });
     } catch (error) {
       const late = error.name === "TimeoutError";
       throw new Fault(
         "unreachable",
-        late ? `no answer within ${this.deadlineMs / 1000} s` : "the server cannot be reached",
+        late ? `no answer within ${deadlineMs / 1000} s` : "the server cannot be reached",
       );
     }
     if (!response.ok) throw await faultOf(response);

@@ -5,6 +5,7 @@
 import { Fault, freshId } from "./api.js";
 import { Backoff } from "./connection.js";
 
+const CREATE_MS = 30_000; // the server itself waits half of it for its engine
 const WENT_MS = 3_000;
 const WENT_LOOKS = 6;
 export const LIVE = new Set(["queued", "starting", "running", "paused"]);
@@ -43,13 +44,14 @@ export class Visit {
 
   /** From nothing: who we are, what there is, and the world the address names, or ours, or a new one. */
   open() {
+    const key = freshId("page");
     this.me = null;
     return this.go(async () => {
       this.me = await this.api.get("/v1/me");
       await this.askEngine();
       this.opening.step = "world";
       this.onChange();
-      return this.#choose();
+      return this.#choose(key);
     });
   }
 
@@ -89,7 +91,8 @@ export class Visit {
   }
 
   start(wish = {}) {
-    return this.go(() => this.create(wish));
+    const key = freshId("page");
+    return this.go(() => this.#create(wish, key));
   }
 
   /** A world that ended may have ended with its server: then it begins again as soon as there is one. */
@@ -105,16 +108,13 @@ export class Visit {
     }
   }
 
-  create(wish = {}) {
-    return this.api.post("/v1/sessions", { ...wish, queue: true }, { "Idempotency-Key": freshId("page") });
-  }
-
   /** The same beginning under another seed. Making room first is no loss: the old seed and prompts can make it again. */
   exchange(prompt, isLeft) {
     const { session } = this;
+    const key = freshId("page");
     return this.go(async () => {
       if (isLeft && LIVE.has(session.state) && this.owns(session)) await this.api.delete(session.urls.self);
-      return this.create({ model: session.model, prompt });
+      return this.#create({ model: session.model, prompt }, key);
     });
   }
 
@@ -139,14 +139,19 @@ export class Visit {
     this.onEnter(session);
   }
 
-  async #choose() {
+  /** One wish, one key: an answer that was lost is asked for again, and is the same world. */
+  #create(wish, key) {
+    return this.api.post("/v1/sessions", { ...wish, queue: true }, { "Idempotency-Key": key }, CREATE_MS);
+  }
+
+  async #choose(key) {
     const named = this.me.session ?? location.pathname.match(/^\/s\/([^/]+)/)?.[1];
     if (named) return this.api.get(`/v1/sessions/${encodeURIComponent(named)}`);
     const { sessions } = await this.api.get("/v1/sessions");
     const found = sessions.find((session) => LIVE.has(session.state) && (this.isViewer() || this.owns(session)));
     if (found) return found;
     if (this.isViewer()) throw new Fault("nothing-on", "no world is on, and a viewer cannot start one");
-    return this.create();
+    return this.#create({}, key);
   }
 
   #failed(fault, choose) {

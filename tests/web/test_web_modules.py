@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from server.settings import Limits
 from tests.web.fake_server import FakeServer
 
 pytestmark = pytest.mark.browser
@@ -174,3 +175,36 @@ def test_pauses_between_tries_grow_to_their_bound_and_differ(blank: Any) -> None
     assert 350 <= pauses[0] <= 500
     assert all(7000 <= pause <= 10_000 for pause in pauses[5:])
     assert len(set(pauses[5:])) > 1
+
+
+WISHES = """async () => {
+  const { Api, Credentials } = await import("/api.js");
+  const { Visit } = await import("/visit.js");
+  const answers = { "/v1/me": { role: "player", name: "alice" }, "/v1/models": { engine: {}, models: [] } };
+  const asked = [];
+  let deadlineMs = 0;
+  AbortSignal.timeout = (ms) => ((deadlineMs = ms), null);
+  window.fetch = async (path, { method, headers }) => {
+    if (method !== "POST") return Response.json(answers[path] ?? { sessions: [] });
+    asked.push([headers["Idempotency-Key"], deadlineMs]);
+    throw new TypeError("the answer is lost");
+  };
+  const none = () => {};
+  const visit = new Visit(new Api(new Credentials()), { onModels: none, onLeave: none, onEnter: none, onChange: none });
+  const here = { state: "running", owner: "alice", model: "m", urls: { self: "/v1/sessions/s" } };
+  for (const wish of [() => visit.open(), () => visit.start({ seed: 1 }), () => visit.exchange("rain", true)]) {
+    visit.session = here;
+    await wish();
+    await visit.go(visit.choose);
+  }
+  clearTimeout(visit.retryTimer);
+  return asked;
+}"""
+
+
+def test_a_wish_said_again_is_the_same_wish_and_is_given_the_time_the_server_takes(blank: Any) -> None:
+    asked = blank.evaluate(WISHES)
+    keys = [key for key, _ in asked]
+    assert keys[::2] == keys[1::2]
+    assert len(set(keys)) == 3
+    assert all(deadline_ms > 1000 * Limits().open_s for _, deadline_ms in asked)
