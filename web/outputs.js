@@ -50,24 +50,19 @@ export class Outputs {
       audio: page["push-audio"].checked ? "silent" : "none",
     };
     if (page["push-key"].value) wish.key = page["push-key"].value;
-    await this.#ask("push-note", async () =>
-      this.changed(await this.api.post(`${this.session.urls.self}/outputs`, wish)),
+    await this.#ask("push-note", () =>
+      this.#ours(this.api.post(`${this.session.urls.self}/outputs`, wish), (output) => this.changed(output)),
     );
     page["push-key"].value = "";
   }
 
   async #record() {
-    await this.#ask("recording-note", async () => {
-      if (isOn(this.recording))
-        this.changed({
-          ...(await this.api.delete(`${this.session.urls.self}/outputs/${this.recording.id}`)),
-          kind: "recording",
-        });
-      else
-        this.changed({
-          ...(await this.api.post(`${this.session.urls.self}/outputs`, { kind: "recording" })),
-          kind: "recording",
-        });
+    const path = `${this.session.urls.self}/outputs`;
+    await this.#ask("recording-note", () => {
+      const asked = isOn(this.recording)
+        ? this.api.delete(`${path}/${this.recording.id}`)
+        : this.api.post(path, { kind: "recording" });
+      return this.#ours(asked, (recording) => this.changed({ ...recording, kind: "recording" }));
     });
   }
 
@@ -79,6 +74,13 @@ export class Outputs {
       const link = await this.api.post(`${this.session.urls.self}/links`, { role: "viewer", ttl_s: 300 });
       location.assign(`${this.session.urls.recording}?access=${encodeURIComponent(link.access)}`);
     });
+  }
+
+  /** What is answered about the world we were in is no news about the one we are in now. */
+  async #ours(asked, act) {
+    const { id } = this.session;
+    const answer = await asked;
+    if (this.session.id === id) act(answer);
   }
 
   async #ask(noteId, act) {
@@ -121,11 +123,12 @@ export class Outputs {
     stop.className = "quiet";
     stop.setAttribute("aria-label", `${stop.textContent} ${output.target}`);
     stop.onclick = () =>
-      this.#ask("push-note", async () => {
-        await this.api.delete(`${this.session.urls.self}/outputs/${output.id}`);
-        this.outputs.delete(output.id);
-        this.#draw();
-      });
+      this.#ask("push-note", () =>
+        this.#ours(this.api.delete(`${this.session.urls.self}/outputs/${output.id}`), () => {
+          this.outputs.delete(output.id);
+          this.#draw();
+        }),
+      );
     entry.append(what, stop);
     return entry;
   }

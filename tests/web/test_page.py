@@ -240,6 +240,30 @@ def test_a_push_shows_its_state_and_forgets_its_key(fake: FakeServer, page: Any)
     page.wait_for_selector("#output-list li", state="detached")
 
 
+def test_a_push_that_is_answered_after_we_went_elsewhere_is_not_shown_there(fake: FakeServer, page: Any) -> None:
+    page.goto(fake.address)
+    wait_playing(page)
+    shown = page.evaluate("""async () => {
+      const { Outputs } = await import("/outputs.js");
+      const parts = [...document.querySelectorAll("[id]")].map((element) => [element.id, element.cloneNode(true)]);
+      let answer;
+      const api = { credentials: {}, post: () => new Promise((resolve) => (answer = resolve)) };
+      const outputs = new Outputs(Object.fromEntries(parts), api);
+      const world = (id) => ({ id, urls: { self: id, recording: id }, outputs: [], recording: null });
+      const shown = [];
+      for (const now of ["first", "second"]) {
+        outputs.load(world("first"));
+        outputs.page.push.onsubmit(new Event("submit"));
+        outputs.load(world(now));
+        answer({ id: "o1", kind: "rtmp", state: "live", target: "rtmp://live.example.com/app" });
+        await new Promise((resolve) => setTimeout(resolve));
+        shown.push(outputs.isUsed());
+      }
+      return shown;
+    }""")
+    assert shown == [True, False]
+
+
 def test_a_recording_is_started_stopped_and_offered(fake: FakeServer, page: Any) -> None:
     page.goto(fake.address)
     wait_playing(page)
