@@ -1,7 +1,8 @@
 """RTMP as a publisher speaks it, over asyncio: handshake, chunks, connect, publish, media messages.
 
-Source: Adobe, "Real-Time Messaging Protocol (RTMP) specification 1.0", 2012. Every wait has a deadline. Knows no
-sessions and no media: messages are bytes with a type and a timestamp.
+Source: Adobe, "Real-Time Messaging Protocol (RTMP) specification 1.0", 2012. Every wait has a deadline, and what a
+server may say is bounded: a publisher is told little, so one that says much means no good. Knows no sessions and no
+media: messages are bytes with a type and a timestamp.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import ssl
 import struct
 from dataclasses import dataclass, field
+from time import monotonic
 
 from server.amf0 import AmfError, Value, decode, encode
 
@@ -19,7 +21,8 @@ CONNECT_S = 5.0
 WRITE_S = 3.0  # for a stalled reader, after the write buffer is full
 WRITE_BUFFER_BYTES = 256 * 1024
 CHUNK_BYTES = 4096
-MAX_MESSAGE_BYTES = 1024 * 1024
+MAX_MESSAGE_BYTES = 16 * 1024  # the longest in use, the answer to `connect`, has a few hundred
+MAX_BYTES_PER_S, MAX_CHUNKS_PER_S = 64 * 1024, 1000
 SET_CHUNK_SIZE, ABORT, ACK, USER_CONTROL, WINDOW_SIZE, PEER_BANDWIDTH = 1, 2, 3, 4, 5, 6
 AUDIO, VIDEO, DATA, COMMAND = 8, 9, 18, 20
 PING, PONG = 6, 7
@@ -46,6 +49,26 @@ class _ChunkStream:
     payload: bytearray = field(default_factory=bytearray)
 
 
+class _Quota:
+    """How much of what a server says is read within a second."""
+
+    def __init__(self) -> None:
+        self._since_s = float("-inf")
+        self._chunks = self._bytes = 0
+
+    def take(self, size: int) -> None:
+        """Count a chunk of so many bytes; raises RtmpError when it is too much."""
+        now_s = monotonic()
+        if now_s - self._since_s >= 1:
+            self._since_s, self._chunks, self._bytes = now_s, 0, 0
+        self._chunks += 1
+        self._bytes += size
+        if self._chunks > MAX_CHUNKS_PER_S:
+            raise RtmpError(f"the server sent more than {MAX_CHUNKS_PER_S} chunks within a second")
+        if self._bytes > MAX_BYTES_PER_S:
+            raise RtmpError(f"the server sent more than {MAX_BYTES_PER_S} bytes within a second")
+
+
 class RtmpConnection:
     """One connection that publishes one stream. Used by one writer and one reader task."""
 
@@ -53,6 +76,7 @@ class RtmpConnection:
         self._reader = reader
         self._writer = writer
         self._streams: dict[int, _ChunkStream] = {}
+        self._quota = _Quota()
         self._their_chunk_bytes = 128
         self._window_bytes = 0
         self._received_bytes = 0
@@ -92,8 +116,7 @@ class RtmpConnection:
             await self._call("connect", description)
             self._command("releaseStream", None, key)
             self._command("FCPublish", None, key)
-            answer = await self._call("createStream", None)
-            self._stream_id = int(answer) if isinstance(answer, float) else 1
+            self._stream_id = _stream_number(await self._call("createStream", None))
             self._command("publish", None, key, "live", stream=self._stream_id)
             while not await self._published():
                 pass
@@ -101,8 +124,7 @@ class RtmpConnection:
     async def send(self, kind: int, timestamp_ms: int, payload: bytes) -> None:
         """One media message; raises TimeoutError when the server does not read, ConnectionError when it is gone."""
         self._send(4 if kind == AUDIO else 6, Message(kind, payload), timestamp_ms, self._stream_id)
-        async with asyncio.timeout(WRITE_S):
-            await self._writer.drain()
+        await self._drain()
 
     async def listen(self) -> None:
         """Answer what the server asks while we publish; raises RtmpError when it ends the stream."""
@@ -176,10 +198,16 @@ class RtmpConnection:
         self.sent_bytes += len(data)
         self._writer.write(data)
 
+    async def _drain(self) -> None:
+        async with asyncio.timeout(WRITE_S):
+            await self._writer.drain()
+
     async def _receive(self, when: str) -> Message:
         """The next message that is not about the connection itself."""
         while True:
             message = await self._read_chunk(when)
+            await self._drain()
+            await asyncio.sleep(0)  # reading what has arrived already does not wait, and others want their turn
             if message is not None and not self._housekeeping(message):
                 return message
 
@@ -195,13 +223,18 @@ class RtmpConnection:
         header = await self._read((11, 7, 3, 0)[format], when)
         if format <= 1:
             stream.size, stream.kind = int.from_bytes(header[3:6], "big"), header[6]
+            stream.payload.clear()
             if stream.size > MAX_MESSAGE_BYTES:
-                raise RtmpError(f"the server announced a message of {stream.size} bytes")
+                raise RtmpError(
+                    f"the server announced a message of {stream.size} bytes, at most {MAX_MESSAGE_BYTES} are read"
+                )
         if format <= 2:
             stream.extended = int.from_bytes(header[:3], "big") == EXTENDED
         if stream.extended:
             await self._read(4, when)
-        stream.payload += await self._read(min(self._their_chunk_bytes, stream.size - len(stream.payload)), when)
+        count = min(self._their_chunk_bytes, stream.size - len(stream.payload))
+        self._quota.take(count)
+        stream.payload += await self._read(count, when)
         if len(stream.payload) < stream.size:
             return None
         message = Message(stream.kind, bytes(stream.payload))
@@ -236,6 +269,15 @@ def _command_of(message: Message) -> list[Value]:
     except AmfError as error:
         raise RtmpError(f"the server sent a command that cannot be read: {error}") from error
     return values or [None]
+
+
+def _stream_number(answer: Value) -> int:
+    """What `createStream` gave; 1 where that is no number."""
+    if not isinstance(answer, float):
+        return 1
+    if not 0 <= answer < 2**32:
+        raise RtmpError(f"expected the number of a stream, got {answer}")
+    return int(answer)
 
 
 def _raise_on_error(values: list[Value]) -> None:

@@ -245,6 +245,33 @@ async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     await writer.drain()
 
 
+async def flooding(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await accept(reader, writer)
+    writer.write(message(3, b"") + b"\xc3" * 5000)  # a byte each, and each a whole message
+    await asyncio.sleep(60)
+
+
+async def long_winded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await accept(reader, writer)
+    writer.write(message(20, bytes(100_000)))
+    await asyncio.sleep(60)
+
+
+async def cutting_short(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Announce a message, send a part of it, and begin a shorter one in its place."""
+    await accept(reader, writer)
+    writer.write(message(18, bytes(1000))[: 12 + 128] + status("NetStream.Unpublish", "error", "cut short"))
+    await asyncio.sleep(60)
+
+
+async def countless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await shake_hands(reader, writer)
+    writer.write(
+        message(20, encode("_result", 1.0, None, {})) + message(20, encode("_result", 4.0, None, float("nan")))
+    )
+    await asyncio.sleep(60)
+
+
 @pytest.mark.parametrize(
     ("handler", "reason"),
     [
@@ -252,6 +279,10 @@ async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         (stalling, "the server did not answer or stopped reading in time"),
         (busy, "NetStream.Publish.BadName: Already publishing •••"),
         (garbage, "expected RTMP version 3 in the handshake, got 72"),
+        (flooding, "the server sent more than 1000 chunks within a second"),
+        (long_winded, "the server announced a message of 100000 bytes, at most 16384 are read"),
+        (cutting_short, "NetStream.Unpublish: cut short"),
+        (countless, "expected the number of a stream, got nan"),
     ],
 )
 async def test_a_bad_server_costs_nobody_else_anything(

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from unittest.mock import Mock
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from server.amf0 import AmfError, decode, encode
 from server.flv import FlvMuxer
+from server.rtmp_wire import RtmpConnection, RtmpError
 from server.targets import AllowRule, TargetError, parse_target
 from tests.server.packets import packets
 
@@ -106,3 +112,53 @@ def test_where_a_push_may_go(address: str, patterns: tuple[str, ...], allowed: b
 def test_loopback_is_for_servers_that_only_listen_there() -> None:
     assert AllowRule((), loopback=True).allows("localhost", "127.0.0.1")
     assert not AllowRule((), loopback=True).allows("localhost", "192.168.0.1")
+
+
+async def hear(data: bytes, drain: Callable[[], Awaitable[object]]) -> None:
+    """What a publishing connection makes of this, all of it there at once, from a server that then hangs up."""
+    reader = asyncio.StreamReader()
+    reader.feed_data(data)
+    reader.feed_eof()
+    await RtmpConnection(reader, Mock(drain=drain)).listen()
+
+
+async def at_once() -> None:
+    """An empty write buffer."""
+
+
+async def test_others_go_on_while_much_is_read_at_once() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    others = asyncio.create_task(count())
+    with pytest.raises(RtmpError, match="closed the connection"):
+        await hear(EMPTY_MESSAGE + b"\xc3" * 500, at_once)
+    others.cancel()
+    assert turns >= 500
+
+
+async def test_more_bytes_than_a_publisher_needs_are_refused() -> None:
+    with pytest.raises(RtmpError, match="more than 65536 bytes within a second"):
+        await hear((b"\x03\0\0\0\0\0\x80\x12\0\0\0\0" + bytes(128)) * 600, at_once)
+
+
+async def test_what_arrives_slowly_is_heard_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = itertools.count(0, 0.01)
+    monkeypatch.setattr("server.rtmp_wire.monotonic", lambda: next(now_s))
+    with pytest.raises(RtmpError, match="closed the connection"):
+        await hear(EMPTY_MESSAGE + b"\xc3" * 3000, at_once)
+
+
+async def test_a_ping_is_not_answered_without_end_to_who_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.rtmp_wire.WRITE_S", 0.05)
+    ping = b"\x02\0\0\0\0\0\6\x04\0\0\0\0" + b"\0\6\0\0\0\1"
+    with pytest.raises(TimeoutError):
+        await hear(ping, asyncio.Event().wait)
+
+
+EMPTY_MESSAGE = b"\x03" + bytes(11)
