@@ -23,6 +23,7 @@ from aiortc import (
     RTCIceServer,
     RTCPeerConnection,
     RTCRtpSender,
+    RTCRtpTransceiver,
     RTCSessionDescription,
 )
 from aiortc.mediastreams import MediaStreamError
@@ -132,6 +133,7 @@ class Peer:
             transceiver = self._pc.addTransceiver(self._track, direction="sendonly")
             transceiver.setCodecPreferences(_codecs(self.codec))
             await self._pc.setRemoteDescription(RTCSessionDescription(clean_offer(offer), "offer"))
+            self._decline_all_but(transceiver)
             await self._pc.setLocalDescription(await self._pc.createAnswer())
         except Problem:
             await self._abandon()
@@ -198,6 +200,12 @@ class Peer:
             self._settled.set()
         if state in ("failed", "closed"):
             self.leave(f"the connection {state}")
+
+    def _decline_all_but(self, ours: RTCRtpTransceiver) -> None:
+        """aiortc would decode what the viewer sends on other lines, and keep it for nobody."""
+        for transceiver in self._pc.getTransceivers():
+            if transceiver is not ours:
+                transceiver.direction = "inactive"
 
     def _hear_feedback(self, sender: RTCRtpSender) -> None:
         """aiortc keeps keyframe requests and bandwidth estimates to itself; listen in on one sender's reports."""

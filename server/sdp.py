@@ -9,16 +9,20 @@ from engine.protocol import Codec
 from server.problems import Problem
 
 MAX_CANDIDATES = 32
+MAX_MEDIA = 4  # aiortc opens ports for each
 
 
 def clean_offer(offer: str) -> str:
     """The offer as aiortc should see it: no mDNS names (a second each to resolve), the viewer DTLS-active.
 
-    Raises Problem 400 for what is no offer of a video.
+    Raises Problem 400 for what is no offer of a video, or one of too much beside it.
     """
     if not offer.lstrip().startswith("v=0") or not re.search(r"^m=video ", offer, re.MULTILINE):
         raise Problem(400, "bad-sdp", "expected an SDP offer with an m=video line")
-    lines = [line.rstrip("\r") for line in offer.strip().split("\n")]
+    lines = offer.strip().splitlines()
+    media = sum(line.startswith("m=") for line in lines)
+    if media > MAX_MEDIA:
+        raise Problem(400, "bad-sdp", f"expected an SDP offer with at most {MAX_MEDIA} m= lines, got {media}")
     kept, candidates = [], 0
     for line in lines:
         if line.startswith("a=candidate:"):

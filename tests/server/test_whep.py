@@ -4,10 +4,12 @@ import asyncio
 import dataclasses
 import gc
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from aiortc.mediastreams import AudioStreamTrack, VideoStreamTrack
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -82,6 +84,27 @@ async def test_the_resource_speaks_whep(server: Live) -> None:
     assert (await server.http.post("/v1/sessions/nobody/whep", content="v=0", headers=SDP)).status_code == 404
     assert len(server.session(id).viewers) == 0
     await watcher.pc.close()
+
+
+async def test_what_a_viewer_would_send_is_declined(server: Live) -> None:
+    id = (await server.create())["id"]
+    watcher = Watcher(server.http)
+    watcher.pc.addTrack(AudioStreamTrack())
+    watcher.pc.addTransceiver(VideoStreamTrack(), direction="sendonly")
+    answer = await watcher.join(id)
+    await watcher.frames(2)
+    directions = re.findall(r"^a=(sendrecv|sendonly|recvonly|inactive)\r?$", answer.text, re.MULTILINE)
+    assert directions == ["sendonly", "inactive", "inactive"]
+    await watcher.pc.close()
+
+
+async def test_an_offer_of_many_media_is_refused_unread(server: Live) -> None:
+    id = (await server.create())["id"]
+    for end in ("\r\n", "\n", "\r"):
+        offer = GOOD_OFFER + f"m=audio 9 UDP/TLS/RTP/SAVPF 0{end}" * 4
+        refused = await server.http.post(f"/v1/sessions/{id}/whep", content=offer, headers=SDP)
+        assert (refused.status_code, refused.json()["code"]) == (400, "bad-sdp")
+        assert "at most 4 m= lines, got 5" in refused.json()["detail"]
 
 
 async def test_the_viewer_limit_is_said_and_lifts(settings: Settings) -> None:
