@@ -23,7 +23,7 @@ from server.flv import FlvMuxer
 from server.metrics import Metrics
 from server.rtmp_wire import DATA, RtmpConnection, RtmpError
 from server.schemas import OutputState, OutputView, now
-from server.targets import HIDDEN, AllowRule, Target, TargetDenied
+from server.targets import AllowRule, Target, TargetDenied
 
 log = logging.getLogger(__name__)
 
@@ -221,6 +221,4 @@ class RtmpPush:
             text = f"the server's certificate is not trusted: {error.verify_message}"
         else:
             text = str(error) or type(error).__name__
-        for secret in (self._target.key, self._target.key.partition("?")[0]):
-            text = text.replace(secret, HIDDEN)
-        return text[:300]
+        return self._target.hide(text)[:300]

@@ -289,5 +289,5 @@ def _raise_on_error(values: list[Value]) -> None:
     parts: list[str] = []
     for name in ("code", "description"):
         with contextlib.suppress(KeyError):
-            parts.append(str(status[name])[:200])
+            parts.append(str(status[name]))
     raise RtmpError(": ".join(parts) or "the server refused without a reason")

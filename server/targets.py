@@ -11,7 +11,7 @@ import asyncio
 import ipaddress
 import socket
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 PORTS = {"rtmp": 1935, "rtmps": 443}
@@ -33,13 +33,27 @@ class Target:
     scheme: str
     host: str
     port: int
-    app: str
+    app: str = field(repr=False)
     key: str = field(repr=False)
 
     @property
     def shown(self) -> str:
         """The address as anybody may see it."""
-        return f"{self.tc_url}/{HIDDEN}"
+        return f"{self.tc_url.partition('?')[0]}/{HIDDEN}"
+
+    def hide(self, text: str) -> str:
+        """`text` without the key, its name, and what is said in a query of key or application."""
+        for secret in sorted(self._secrets(), key=len, reverse=True):
+            text = text.replace(secret, HIDDEN)
+        return text
+
+    def _secrets(self) -> set[str]:
+        name, _, query = self.key.partition("?")
+        found = {self.key, name}
+        for part in f"{query}&{self.app.partition('?')[2]}".split("&"):
+            value = part.partition("=")[2] or part
+            found |= {value, unquote(value)}
+        return found - {""}
 
     @property
     def tc_url(self) -> str:
@@ -55,6 +69,9 @@ def parse_target(url: str, key: str = "") -> Target:
     try:
         parts = urlsplit(url)
         port = parts.port
+        (parts.hostname or "").encode("idna")
+    except UnicodeError as error:
+        raise TargetError("expected a host name with labels of 1 to 63 characters") from error
     except ValueError as error:
         raise TargetError("expected rtmp://host[:port]/app, got an address that cannot be read") from error
     if parts.scheme not in PORTS:

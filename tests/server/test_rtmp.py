@@ -236,7 +236,9 @@ async def stalling(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 async def busy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await shake_hands(reader, writer)
     writer.write(message(20, encode("_result", 1.0, None, {})) + message(20, encode("_result", 4.0, None, 1.0)))
-    writer.write(status("NetStream.Publish.BadName", "error", f"Already publishing {KEY}"))
+    long = "x" * 180
+    writer.write(message(1, (4096).to_bytes(4, "big")))
+    writer.write(status("NetStream.Publish.BadName", "error", f"Already publishing {long} {KEY}"))
     await asyncio.sleep(60)
 
 
@@ -277,7 +279,7 @@ async def countless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
     [
         (silent, "the server did not answer or stopped reading in time"),
         (stalling, "the server did not answer or stopped reading in time"),
-        (busy, "NetStream.Publish.BadName: Already publishing •••"),
+        (busy, f"NetStream.Publish.BadName: Already publishing {'x' * 180} •••"),
         (garbage, "expected RTMP version 3 in the handshake, got 72"),
         (flooding, "the server sent more than 1000 chunks within a second"),
         (long_winded, "the server announced a message of 100000 bytes, at most 16384 are read"),
@@ -378,6 +380,7 @@ async def test_wrong_and_forbidden_targets_are_refused_at_once(server: Live, set
     assert await refused("rtmp://127.0.0.1/live") == (422, "bad-target")
     assert await refused(f"rtmp://user:pw@127.0.0.1/live/{KEY}") == (422, "bad-target")
     assert await refused(f"rtmp://127.0.0.1:99999/live/{KEY}") == (422, "bad-target")
+    assert await refused("rtmp://live..example.com/live", KEY) == (422, "bad-target")
     assert await refused(f"rtmp://169.254.169.254/live/{KEY}") == (403, "target-not-allowed")
     assert await refused(f"rtmp://10.0.0.1/live/{KEY}") == (403, "target-not-allowed")
     assert await refused(f"rtmp://[::ffff:10.0.0.1]/live/{KEY}") == (403, "target-not-allowed")

@@ -76,6 +76,30 @@ def test_targets_are_taken_apart(url: str, key: str, app: str, found: str) -> No
     assert found not in target.shown and found not in repr(target)
 
 
+@pytest.mark.parametrize(
+    ("url", "key", "said", "shown"),
+    [
+        ("rtmp://h/live", "cam?token=S3C", "token S3C has expired for cam", "token ••• has expired for •••"),
+        ("rtmp://h/live", "cam?a=S3C&b=S3CRET", "S3CRET, S3C", "•••, •••"),
+        ("rtmp://h/live", "cam?S3C", "no S3C here", "no ••• here"),
+        ("rtmp://h/live", "cam?token=S%2FC", "S/C or S%2FC", "••• or •••"),
+        ("rtmp://h/live?auth=S3C", "cam", "live?auth=S3C", "live?auth=•••"),
+        ("rtmp://h/live", "?token=S3C", "denied", "denied"),
+        ("rtmp://h/live", "cam?token=", "denied", "denied"),
+    ],
+)
+def test_no_secret_of_a_target_is_told(url: str, key: str, said: str, shown: str) -> None:
+    target = parse_target(url, key)
+    assert target.hide(said) == shown
+    assert target.shown == "rtmp://h/live/•••" and "S3C" not in repr(target)
+
+
+@pytest.mark.parametrize("host", ["live..example.com", ".example.com", f"{'a' * 64}.com"])
+def test_a_host_that_no_name_can_be_is_refused(host: str) -> None:
+    with pytest.raises(TargetError, match="expected a host name"):
+        parse_target(f"rtmp://{host}/live", "k")
+
+
 @given(st.text(max_size=60), st.text(max_size=10))
 def test_no_address_breaks_the_reader(url: str, key: str) -> None:
     try:
