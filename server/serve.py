@@ -9,6 +9,7 @@ Stopping takes at most the drain limit (10 s) for outputs and recordings, 3 s fo
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import os
 import signal
@@ -16,8 +17,10 @@ import socket
 import tempfile
 from dataclasses import replace
 
+import h11
 import uvicorn
 from rich.console import Console
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from server.app import create_app
 from server.messages import MAX_MESSAGE_BYTES
@@ -27,7 +30,38 @@ from server.settings import Settings, SettingsError, from_arguments
 log = logging.getLogger(__name__)
 
 REQUESTS_S = 3
+HEAD_S = 10.0  # for a request's first line and headers
 OTHERS = ("uvicorn", "uvicorn.error", "websockets", "aioice", "aiortc", "asyncio")
+
+
+class ImpatientProtocol(H11Protocol):
+    """HTTP that hangs up on who does not finish a request's head in time, so that no place is held by half of one."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_watching()
+
+    def _watch(self) -> None:
+        """Only a head that is not whole leaves h11 idle: a body to come, an answer due and a WebSocket do not."""
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_watching()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(HEAD_S, self.timeout_keep_alive_handler)
+
+    def _stop_watching(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 class DrainingServer(uvicorn.Server):
@@ -97,6 +131,7 @@ def make_server(settings: Settings) -> DrainingServer:
         app,
         host=settings.host,
         port=settings.port,
+        http=ImpatientProtocol,
         access_log=False,  # addresses may carry links; metrics count requests
         log_config=None,
         proxy_headers=False,

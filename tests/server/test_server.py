@@ -216,6 +216,28 @@ async def test_a_body_that_never_comes_is_not_waited_for(server: Live, monkeypat
     await writer.wait_closed()
 
 
+async def test_a_request_that_never_gets_whole_is_not_waited_for(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.serve.HEAD_S", 0.2)
+    half = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+    for sent, answers in ((b"", 0), (half, 0), (half + b"\r\n" + half, 1), (half + b"\r\n" + half + b"\r\n" + half, 2)):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for line in sent.splitlines(keepends=True):
+            writer.write(line)
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        assert answer.count(b"HTTP/1.1 200") == answers, sent
+        writer.close()
+
+
+async def test_a_websocket_outlives_the_time_for_a_request(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.serve.HEAD_S", 0.2)
+    async with server.ws((await server.create())["id"]) as socket:
+        await asyncio.sleep(0.6)
+        await socket.send('{"type":"ping","id":"t"}')
+        await event(socket, "pong", id="t")
+
+
 async def test_the_api_keeps_what_its_description_says(server: Live) -> None:
     """Schemathesis makes requests from the OpenAPI; no answer may be a 5xx other than those documented."""
     document: dict[str, Any] = (await server.http.get("/openapi.json")).json()
