@@ -13,6 +13,7 @@ import hmac
 import ipaddress
 import json
 import logging
+import re
 import secrets
 import time
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 Role = Literal["viewer", "player", "admin"]
 RANK: dict[str, int] = {"viewer": 0, "player": 1, "admin": 2}
 MIN_TOKEN_CHARS = 16
+TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110's token: what a WebSocket's subprotocol may be made of
 LINK_PREFIX = "v1."
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 CALLERS_KEPT = 4096
@@ -184,6 +186,11 @@ def read_tokens(path: Path) -> dict[bytes, Identity]:
             raise SettingsError(
                 f"--token-file line {number}: expected a token of at least {MIN_TOKEN_CHARS} characters"
                 f" not starting with {LINK_PREFIX}, got {len(token)} characters"
+            )
+        if not TOKEN.fullmatch(token):
+            raise SettingsError(
+                f"--token-file line {number}: expected a token of letters, digits and !#$%&'*+-.^_`|~ only, which a"
+                " browser can send with a WebSocket; `openssl rand -hex 24` makes one"
             )
         tokens[_digest(token)] = Identity(cast(Role, role), name)
     if not tokens:

@@ -195,6 +195,8 @@ def test_no_link_breaks_the_reader(text: str) -> None:
         ("king arthur 0123456789abcdef", "line 1: expected `viewer"),
         ("viewer short token", "at least 16"),
         ("viewer x v1.0123456789abcdef", "not starting with v1."),
+        ("viewer x aGVsbG8/0123456789==", "openssl rand -hex 24"),
+        ("viewer x 0123456789abcdéf", "openssl rand -hex 24"),
         ("# nothing", "at least one token"),
     ],
 )
@@ -204,6 +206,12 @@ def test_a_wrong_token_file_is_named_without_the_token(tmp_path: Path, line: str
     with pytest.raises(SettingsError, match=expected) as caught:
         read_tokens(path)
     assert "0123456789" not in str(caught.value)
+
+
+def test_what_a_websocket_can_carry_is_a_token(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text("viewer x 0123456789abcdefXYZ!$%&'*+-.^_`|~")
+    assert [one.name for one in read_tokens(path).values()] == ["x"]
 
 
 def test_rates_refill_with_time_and_forget_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
