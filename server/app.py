@@ -54,7 +54,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(Problem, _on_problem)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(Exception, _on_bug)
+    app.add_exception_handler(Exception, _on_bug)  # type: ignore[arg-type]
     app.add_middleware(BodyLimit, limit_bytes=settings.limits.body_bytes)
     if settings.allow_origins:
         app.add_middleware(
@@ -110,9 +110,10 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
     return response
 
 
-async def _on_bug(request: Request, error: Exception) -> JSONResponse:
-    """Logged with its trace by the server; the caller learns nothing of our insides."""
-    return problem_response(Problem(500, "internal", "the server made a mistake; its log says more"))
+async def _on_bug(request: Request, error: Exception) -> Answers:
+    """Logged with its trace by the server; the caller learns nothing of our insides. Given outside all middleware."""
+    response = problem_response(Problem(500, "internal", "the server made a mistake; its log says more"))
+    return Answers(response, request.app.state.core.metrics)
 
 
 def _document_problems(app: FastAPI) -> None:

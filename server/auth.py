@@ -99,7 +99,7 @@ class Access:
         """A browser says where the page came from; only our own pages and allowed ones may call."""
         if origin is None or origin.lower() in self._origins:
             return
-        if urlsplit(origin).netloc.lower() == host_header.lower() and host_header:
+        if host_header and _origin_host(origin) == host_header.lower():
             return
         raise Problem(403, "origin-not-allowed", f"pages from {origin[:200]!r} may not call this server")
 
@@ -213,6 +213,14 @@ def _unauthorized(code: str, detail: str) -> Problem:
 
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
+
+
+def _origin_host(origin: str) -> str:
+    """Host and port of an Origin header; empty when it has none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
 
 
 def _host_name(header: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import ssl
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -210,8 +211,8 @@ def check(settings: Settings) -> None:
     for name, path in (("token", settings.token_file), ("link-key", settings.link_key_file)):
         if path is not None and not path.is_file():
             raise SettingsError(f"--{name}-file: expected a readable file, got {str(path)!r}")
-    if settings.rtmp_ca_file is not None and not settings.rtmp_ca_file.is_file():
-        raise SettingsError(f"--rtmp-ca-file: expected a readable file, got {str(settings.rtmp_ca_file)!r}")
+    if settings.rtmp_ca_file is not None:
+        _check_certificates(settings.rtmp_ca_file)
     _check_ice(settings.ice)
     _check_positive(settings)
 
@@ -245,6 +246,13 @@ def _check_address(address: str) -> None:
         ipaddress.ip_address(address)
     except ValueError as error:
         raise SettingsError(f"--advertise-address: expected an IP address, got {address!r}") from error
+
+
+def _check_certificates(path: Path) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except OSError as error:
+        raise SettingsError(f"--rtmp-ca-file: expected a file of certificates (PEM), got {str(path)!r}") from error
 
 
 def _check_ice(ice: IceSettings) -> None:

@@ -106,6 +106,8 @@ def test_wrong_settings_stop_the_start_and_say_which() -> None:
         (["--port", "70000"], "--port"),
         (["--allow-origin", "example.com"], "--allow-origin"),
         (["--token-file", "/nowhere"], "--token-file"),
+        (["--rtmp-ca-file", "/nowhere"], "--rtmp-ca-file"),
+        (["--rtmp-ca-file", __file__], "--rtmp-ca-file: expected a file of certificates"),
         (["--stun", "example.com"], "--stun"),
         (["--turn", "turn:example.com"], "INFERIX_TURN_PASSWORD"),
         (["--max-viewers", "0"], "--max-viewers"),
@@ -169,6 +171,25 @@ async def test_metrics_say_what_happened(server: Live) -> None:
     assert float(samples["inferix_keyframe_requests_total"]) > 0
     assert float(samples['inferix_kv_cache_bytes{tier="device"}']) == 4096
     assert float(samples["inferix_real_time_factor_ratio"]) == 2.0
+
+
+async def test_a_mistake_of_ours_is_counted_and_answered_as_all_is(
+    server: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("inner workings")
+
+    def count() -> float:
+        return server.core.metrics.registry.get_sample_value("inferix_http_requests_total", {"status": "5xx"}) or 0.0
+
+    before = count()
+    monkeypatch.setattr(server.core.access, "identify", broken)
+    answer = await server.http.get("/v1/me")
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["cache-control"] == "no-store"
+    assert count() == before + 1
+    assert "inner workings" in caplog.text and "inner workings" not in answer.text
 
 
 def test_metric_names_follow_the_conventions() -> None:
