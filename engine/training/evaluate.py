@@ -81,9 +81,7 @@ def measure_ablation(model: TinyModel, options: EvaluationOptions) -> Iterator[F
     variants: dict[str, Callable[..., Trial]] = {
         "memory alone": partial(_walk, memory_alone(model), steps=1),
         "no context, 1 step": partial(_walk, model, kv="window=2", steps=1),
-        "context, 1 step": partial(_walk, model, steps=1),
-        "context, 2 steps": partial(_walk, model, steps=2),
-        "context, 4 steps": partial(_walk, model, steps=4),
+        **{f"context, steps: {steps}": partial(_walk, model, steps=steps) for steps in (1, 2, 3, 4)},
     }
     found: dict[str, float] = {}
     kept: dict[str, float] = {}

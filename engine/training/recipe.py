@@ -44,6 +44,7 @@ from engine.training.run import Average, Chance, Plan, Stage
 from engine.training.sheets import write_sheet
 from engine.training.transformer import (
     CONTEXT_TIME,
+    OWN_RATE,
     STEP_TIMES,
     TransformerData,
     begin_transformer,
@@ -146,7 +147,7 @@ def train_blocks(options: TrainingOptions) -> None:
 
 
 def train_few_step(options: TrainingOptions) -> None:
-    _train_transformer(options, "few-step", "blocks", few_step_losses, trunk_optimiser)
+    _train_transformer(options, "few-step", "blocks", few_step_losses, partial(trunk_optimiser, scale=OWN_RATE))
 
 
 Losses = Callable[[TinyNetwork, TransformerData, Chance], dict[str, Tensor]]

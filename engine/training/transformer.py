@@ -5,7 +5,8 @@ true clip: this world has one right answer for every camera, clock, caption and 
 first block's noise, so its few-step stage needs no teacher.
 """
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -28,16 +29,22 @@ from engine.training.memory import choose_words, scenes_of
 from engine.training.optimiser import Optimiser
 from engine.training.run import Chance
 
+T = TypeVar("T")
 WINDOW_BLOCKS: Final = 3
 CONTEXT_NOISE: Final = 0.3
-SHAPES: Final = ((2, 16, 1), (4, 4, 2), (8, 2, 2))
-SHAPE_SHARE: Final = (0.5, 0.1, 0.4)
+SHAPES: Final = {(2, 16, 1): 0.5, (4, 4, 2): 0.1, (8, 2, 2): 0.4}
 """Latent frames, clips and noisy copies of a batch, and how often each is drawn; the first is a world's first block."""
+OWN_SHAPES: Final = {(2, 16): 0.3, (8, 4): 0.7}
+"""Latent frames and clips of a batch of the few-step stage, and how often each is drawn."""
+OWN_RATE: Final = 0.3
+"""Learning rates of the few-step stage, as a share of those before: its batches show few clips, and it only mends."""
 SCHEDULES: Final = ((1.0,), (1.0, 0.0025), (1.0, 0.005, 0.00125), (1.0, 0.0074, 0.0025, 0.0008))
 """Times of the sampler with one to four steps (its shift is 0.0025). The first step has chosen all there is to choose;
 what noise a later one must take out again is in its way."""
 STEP_TIMES: Final = SCHEDULES[0]
 """Those that it ships with."""
+OWN_SCHEDULES: Final = {times: len(times) / sum(map(len, SCHEDULES)) for times in SCHEDULES}
+"""How often each is drawn in the few-step stage: of its steps, the first and one more are learned in a batch."""
 CONTEXT_TIME: Final = 0.15
 """Noise in what a running world shows of the past."""
 OWN_SHARE: Final = 0.8
@@ -55,11 +62,6 @@ class TransformerData:
         shown = np.concatenate([painted(clips.shards[shard].signals).any(1) for shard in shards])
         self.plain, self.painted = (shards[0] * SHARD_CLIPS + np.flatnonzero(shown == kind) for kind in (False, True))
 
-    def shape(self, chance: Chance) -> tuple[int, int, int]:
-        """Latent frames, clips and noisy copies of the next batch."""
-        frames, batch, copies = SHAPES[chance.numbers.choice(len(SHAPES), p=SHAPE_SHARE)]
-        return frames, batch * self.scale, copies
-
     def take(self, chance: Chance, frames: int, batch: int) -> tuple[Array, Tensor]:
         numbers = chance.numbers
         kind = numbers.random(batch) < PAINTED_SHARE
@@ -75,6 +77,11 @@ def give(network: TinyNetwork, signals: Array, numbers: np.random.Generator) -> 
     words_before, words = (network.embed_words(ids.to(device)) for ids in _clip_words(signals, numbers))
     cross = network.cross_kv(torch.cat([words_before, words], -2))
     return network.recall(scenes_of(signals, device), words_before, words, cross)
+
+
+def drawn(shares: Mapping[T, float], chance: Chance) -> T:
+    """One of some things, each with its share of all draws."""
+    return tuple(shares)[chance.numbers.choice(len(shares), p=tuple(shares.values()))]
 
 
 def _clip_words(signals: Array, numbers: np.random.Generator) -> tuple[Tensor, Tensor]:
@@ -127,7 +134,8 @@ def full_losses(network: TinyNetwork, data: TransformerData, chance: Chance) -> 
 
 def block_losses(network: TinyNetwork, data: TransformerData, chance: Chance) -> dict[str, Tensor]:
     """Teacher forcing: blocks from noise, seeing a noised copy of the true past."""
-    frames, batch, copies = data.shape(chance)
+    frames, clips, copies = drawn(SHAPES, chance)
+    batch = clips * data.scale
     signals, x = data.take(chance, frames, batch)
     given = give(network, signals, chance.numbers)
     context_t = (CONTEXT_NOISE * chance.uniform(batch, 1) ** 2).expand(-1, frames)
@@ -143,10 +151,11 @@ def block_losses(network: TinyNetwork, data: TransformerData, chance: Chance) ->
 
 def few_step_losses(network: TinyNetwork, data: TransformerData, chance: Chance) -> dict[str, Tensor]:
     """As it will be run: the past and the input of later steps are what it made of the clip by itself, from noise."""
-    frames, batch = CLIP_LATENTS, 4 * data.scale
+    frames, clips = drawn(OWN_SHAPES, chance)
+    batch = clips * data.scale
     signals, x = data.take(chance, frames, batch)
     given = give(network, signals, chance.numbers)
-    times = SCHEDULES[chance.numbers.integers(len(SCHEDULES))]
+    times = drawn(OWN_SCHEDULES, chance)
     start = torch.ones(batch, frames, device=x.device)
     first, written = draw_noise(signals, start, chance), _written(start, chance)
     own = roll(network, given, first, times, written, chance)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations, product
+from typing import cast
 
 import numpy as np
 import torch
@@ -14,7 +15,15 @@ from engine.training.forcing import Whole, coupled
 from engine.training.options import ALIASES, SHARE, STAGES
 from engine.training.recipe import RUNNERS
 from engine.training.run import Chance
-from engine.training.transformer import corner, draw_noise, openings
+from engine.training.transformer import (
+    OWN_SHAPES,
+    TransformerData,
+    corner,
+    draw_noise,
+    drawn,
+    few_step_losses,
+    openings,
+)
 
 
 def clip(livery: int, subjects: tuple[str, ...]) -> Array:
@@ -74,6 +83,31 @@ def test_a_first_step_knows_of_its_noise_what_that_chooses_and_nothing_else() ->
     again = [predicted(network, coupled(other, signs[None], along)) for signs in choices]
     assert all(torch.equal(one, same) for one, same in zip(answers, again, strict=True))
     assert all(((one - two).square().amin((0, 2)) > 0).all() for one, two in combinations(answers, 2))
+
+
+class Noise:
+    """Stands for clips: nobody in them, latents of noise."""
+
+    scale = 1
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, ...]] = []
+
+    def take(self, chance: Chance, frames: int, batch: int) -> tuple[Array, torch.Tensor]:
+        self.taken.append((frames, batch))
+        return np.stack([clip(0, ("none",) * (frames // 2))] * batch), chance.normal(batch, frames, 64, 9, 16)
+
+
+def test_few_steps_are_learned_in_beginnings_and_in_whole_clips() -> None:
+    torch.manual_seed(0)
+    network, data = TinyNetwork(table=4, hidden=8, images=2), Noise()
+    first = {drawn(OWN_SHAPES, Chance.of(0, "few-step", step)): step for step in range(9)}
+    assert first.keys() == OWN_SHAPES.keys()
+    for step in first.values():
+        losses = few_step_losses(network, cast(TransformerData, data), Chance.of(0, "few-step", step))
+        losses["loss"].backward()  # type: ignore[no-untyped-call]
+    assert data.taken == list(first)
+    assert network.out.weight.grad is not None and network.out.weight.grad.abs().sum() > 0
 
 
 def test_every_stage_can_be_run_and_has_its_share_of_the_time() -> None:
