@@ -1,4 +1,4 @@
-"""From a request to a spec, and the memory of requests already answered. No engine, no sessions."""
+"""From a request to a spec, whether one more is too many, and the memory of requests already answered. No engine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import secrets
 from dataclasses import dataclass
 
 from engine.protocol import Hello, ModelCard, PromptChange, WorldSpec
+from server.auth import Identity
 from server.problems import Problem, engine_not_ready
 from server.schemas import LimitsView, SessionRequest
 from server.settings import Limits
@@ -48,6 +49,15 @@ def limits_of(request: SessionRequest, limits: Limits) -> LimitsView:
         lifetime_s=min(limits.lifetime_s, asked.lifetime_s or limits.lifetime_s),
         idle_s=min(limits.idle_s, asked.idle_s or limits.idle_s),
     )
+
+
+def require_room(living: int, own: int, owner: Identity, limits: Limits) -> None:
+    """Raises Problem when one more session beside those `living`, `own` of them the owner's, is too many."""
+    if living >= limits.sessions:
+        raise Problem(503, "capacity", f"the server's {limits.sessions} sessions are taken", retry_after_s=30)
+    if own >= limits.sessions_per_token and owner.role != "admin":
+        detail = f"you have {limits.sessions_per_token} sessions already"
+        raise Problem(429, "too-many-sessions", detail, retry_after_s=30)
 
 
 def _card_of(name: str | None, hello: Hello | None) -> ModelCard:

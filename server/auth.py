@@ -30,6 +30,7 @@ Role = Literal["viewer", "player", "admin"]
 RANK: dict[str, int] = {"viewer": 0, "player": 1, "admin": 2}
 MIN_TOKEN_CHARS = 16
 TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110's token: what a WebSocket's subprotocol may be made of
+COMMENT = re.compile(r"(^|\s)#.*")  # within a token # is one of its characters
 LINK_PREFIX = "v1."
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 CALLERS_KEPT = 4096
@@ -175,8 +176,12 @@ class Rates:
 def read_tokens(path: Path) -> dict[bytes, Identity]:
     """`role name token` per line; raises SettingsError naming the line, never the token."""
     tokens: dict[bytes, Identity] = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        words = line.split("#", 1)[0].split()
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise SettingsError("--token-file: expected text in UTF-8, got a byte that is none") from error
+    for number, line in enumerate(lines, 1):
+        words = COMMENT.sub("", line).split()
         if not words:
             continue
         if len(words) != 3 or words[0] not in RANK:

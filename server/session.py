@@ -14,20 +14,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.protocol import (
-    ActionState,
-    Close,
-    Command,
-    Opened,
-    Pause,
-    PromptChange,
-    Resume,
-    Steer,
-    WorldChanged,
-    WorldSpec,
-)
+from engine.protocol import Close, Command, Opened, Pause, Resume, WorldChanged, WorldSpec
 from server import messages
 from server.encodings import Encodings
+from server.helm import Helm
 from server.history import History
 from server.holds import Holds
 from server.link import EngineUnavailable
@@ -73,9 +63,10 @@ class Session:
         self.generation = 0  # worlds asked for so far
         self.pause_reason = ""
         self.listeners = 0  # WebSockets
-        self.born_s = self.watched_s = self.steered_s = self.changed_s = self._loop.time()
+        self.born_s = self.watched_s = self.changed_s = self._loop.time()
         self.history = History()
-        self.holds = Holds(self.release)
+        self.helm = Helm(self)
+        self.holds = Holds(self.helm.release)
         self.encodings = Encodings(self.try_send, metrics)
         self.line = Worldline(spec, self.history, self.encodings, metrics)
         self.outputs = Outputs(id, self.encodings.h264, self._output_changed, settings=settings, metrics=metrics)
@@ -106,40 +97,6 @@ class Session:
     def require_alive(self) -> None:
         if self.over or self.state == "stopping":
             raise session_over(self.id, self.state, self.reason)
-
-    def steer_prompt(self, id: str | None, change: PromptChange, seen_ms: int | None) -> str:
-        """Raises Problem; returns the id under which the outcome will be told."""
-        self._require_steerable()
-        seen_ms = self.line.world_ms(seen_ms)
-        return self._steer(self.line.steering.prompt(self.world, id, change, seen_ms, self._loop.time()), id)
-
-    def steer_action(self, id: str | None, connection: str, state: ActionState, seen_ms: int | None) -> str:
-        """One connection's keys are now these; raises Problem: then it holds no more than before."""
-        steering = self.line.steering
-        try:
-            _require_known(state, self._require_steerable())
-            seen_ms = self.line.world_ms(seen_ms)
-            steer = steering.action(self.world, id, connection, state, seen_ms, self._loop.time())
-            accepted = self._steer(steer, id)
-        except Problem as problem:
-            if problem.code == "engine-not-ready":  # the next engine is to hear of no key that was let go meanwhile
-                steering.let_go(connection, state)
-            raise
-        steering.hold(connection, state)
-        return accepted
-
-    def release(self, connection: str) -> None:
-        """The connection is gone: its keys are up."""
-        steering = self.line.steering
-        if steering.holds(connection):
-            self.try_send(steering.action(self.world, None, connection, ActionState(), None, self._loop.time()))
-            steering.hold(connection, ActionState())
-
-    def renew_actions(self) -> None:
-        """Called every second: keys stay down as long as their connection lives."""
-        steering, now_s = self.line.steering, self._loop.time()
-        if steering.renewal_due(now_s):
-            self.try_send(steering.renewal(self.world, now_s))
 
     def pause(self, reason: str = ASKED) -> None:
         self.require_alive()
@@ -190,7 +147,7 @@ class Session:
         picture.width, picture.height, picture.fps = event.width, event.height, event.fps
         self._settle()
         self.encodings.use(self.world)
-        self.renew_actions()
+        self.helm.renew()
         if self.watched:
             self.somebody_came()
         if self.pause_reason:
@@ -274,22 +231,6 @@ class Session:
         await asyncio.gather(self.outputs.close(), self.viewers.close())
         self.history.close()
 
-    def _require_steerable(self) -> Opened:
-        self.require_alive()
-        if self.opened is None or not self.has_world:
-            raise Problem(503, "engine-not-ready", f"the session is {self.state}, try again", retry_after_s=1)
-        self.steered_s = self._loop.time()
-        return self.opened
-
-    def _steer(self, steer: Steer, id: str | None) -> str:
-        try:
-            self.send(steer)
-        except Problem:
-            self.line.steering.forget(steer)
-            raise
-        self.line.steering.sent(steer)
-        return id or steer.id
-
     def _settle(self, problem: Problem | None = None) -> None:
         if self.outcome.done():
             return
@@ -308,12 +249,3 @@ class Session:
         self.watched_s = self._loop.time()
         if not self.history.over:
             self.history.append(messages.Output(output=msgspec.Raw(view.model_dump_json(exclude_none=True).encode())))
-
-
-def _require_known(state: ActionState, opened: Opened) -> None:
-    """Keys and values are the model's; an unknown one is the sender's mistake, not the engine's problem."""
-    card = opened.card
-    for kind, names, known in (("key", state.keys, card.action_keys), ("value", state.values, card.action_values)):
-        for name in names:
-            if name not in known:
-                raise Problem(422, "invalid", f"{kind} {name!r}: expected one of {', '.join(known) or 'none'}")

@@ -32,6 +32,7 @@ from engine.protocol import (
     WorldChanged,
     WorldSpec,
 )
+from server.admission import require_room
 from server.auth import Identity
 from server.gauges import measure
 from server.link import EngineDown, EngineLink, EngineUnavailable
@@ -85,13 +86,7 @@ class Sessions:
         """A session whose world the engine has taken (or which is queued, if asked); raises Problem."""
         self._require_room(owner)
         session = Session(
-            _new_id(),
-            owner.name,
-            spec,
-            limits,
-            settings=self._settings,
-            metrics=self._metrics,
-            send=self._link.send,
+            _new_id(), owner.name, spec, limits, settings=self._settings, metrics=self._metrics, send=self._link.send
         )
         await session.outputs.check(outputs)
         self._require_room(owner)  # others may have come while names were looked up
@@ -231,11 +226,7 @@ class Sessions:
     def _require_room(self, owner: Identity) -> None:
         if self.draining:
             raise Problem(503, "stopping", "the server is stopping")
-        if len(self.living()) >= self._limits.sessions:
-            raise Problem(503, "capacity", f"the server's {self._limits.sessions} sessions are taken", retry_after_s=30)
-        if len(self.living(owner.name)) >= self._limits.sessions_per_token and owner.role != "admin":
-            limit = self._limits.sessions_per_token
-            raise Problem(429, "too-many-sessions", f"you have {limit} sessions already", retry_after_s=30)
+        require_room(len(self.living()), len(self.living(owner.name)), owner, self._limits)
 
     async def _open_and_wait(self, session: Session) -> None:
         if not self._link.ready:

@@ -21,17 +21,23 @@ export class Share {
     if (!session) return;
     try {
       if (document.body.dataset.role === "spectator") throw new Error("only its owner makes links");
-      page["watch-link"].value = await this.#link("viewer");
-      page["play-link"].value = await this.#link("player");
+      const links = [await this.#link(session, "viewer"), await this.#link(session, "player")];
+      if (this.#here(session)) [page["watch-link"].value, page["play-link"].value] = links;
     } catch {
+      if (!this.#here(session)) return;
       const { access } = this.api.credentials; // a spectator passes on what they have
       if (access) here.searchParams.set("access", access);
       page["watch-link"].value = here.href;
     }
   }
 
-  async #link(role) {
-    const { url } = await this.api.post(`${this.session.urls.self}/links`, { role, ttl_s: LINK_SECONDS });
+  /* Whether the page still shows the world that was asked about. */
+  #here(session) {
+    return this.session?.id === session.id;
+  }
+
+  async #link(session, role) {
+    const { url } = await this.api.post(`${session.urls.self}/links`, { role, ttl_s: LINK_SECONDS });
     return new URL(url, location.href).href;
   }
 

@@ -18,7 +18,7 @@ router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
 Key = Annotated[str | None, Header(alias="Idempotency-Key", min_length=1, max_length=64)]
 
 
-@router.post("", status_code=201, responses=problems(503))
+@router.post("", status_code=201, responses=problems(404, 409, 503))
 async def create(
     body: SessionRequest, request: Request, response: Response, core: CoreDep, caller: Caller, key: Key = None
 ) -> SessionView:

@@ -86,7 +86,7 @@ class Conversation:
         except (WebSocketDisconnect, RuntimeError):  # starlette's word for a send after the other side is gone
             pass
         finally:
-            self._session.release(self._connection)
+            self._session.helm.release(self._connection)
 
     async def _tell(self, after: int) -> int:
         """Every event, as fast as this connection takes them; returns the close code."""
@@ -130,10 +130,10 @@ class Conversation:
         match message:
             case messages.PromptDown():
                 change = PromptChange(0.0, message.text, message.mode, message.over_blocks)
-                return session.steer_prompt(message.id, change, _seen_ms(message, session))
+                return session.helm.prompt(message.id, change, _seen_ms(message, session))
             case messages.ActionDown():
                 state = ActionState(message.keys, message.values)
-                return session.steer_action(message.id, self._connection, state, _seen_ms(message, session))
+                return session.helm.action(message.id, self._connection, state, _seen_ms(message, session))
             case messages.PauseDown():
                 session.pause()
             case messages.ResumeDown():

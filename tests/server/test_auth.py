@@ -209,10 +209,20 @@ def test_a_wrong_token_file_is_named_without_the_token(tmp_path: Path, line: str
     assert "0123456789" not in str(caught.value)
 
 
+def test_a_token_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_bytes(b"viewer x \xff123456789abcdef")
+    with pytest.raises(SettingsError, match="expected text in UTF-8"):
+        read_tokens(tmp_path / "tokens")
+
+
 def test_what_a_websocket_can_carry_is_a_token(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
-    path.write_text("viewer x 0123456789abcdefXYZ!$%&'*+-.^_`|~")
-    assert [one.name for one in read_tokens(path).values()] == ["x"]
+    path.write_text("# ours\nviewer x 0123456789abcdefXYZ!#$%&'*+-.^_`|~ # a guest\n")
+    assert {one.name for one in read_tokens(path).values()} == {"x"}
+    path.write_text("viewer x 0123456789abcdefXYZ!#$%&'*+-.^_`|~")
+    access = Access(dataclasses.replace(Settings(), token_file=path))
+    mine = Credentials("0123456789abcdefXYZ!#$%&'*+-.^_`|~", "10.0.0.1", "localhost", forwarded=False)
+    assert access.identify(mine).name == "x"
 
 
 def test_rates_refill_with_time_and_forget_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
